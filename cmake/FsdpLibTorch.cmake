@@ -1,0 +1,8 @@
+# Finds LibTorch (CMAKE_PREFIX_PATH, FSDP_LIBTORCH, or the project's own .venv).
+set(FSDP_TORCH_VERSION 2.13)
+if(DEFINED ENV{FSDP_LIBTORCH})
+  list(PREPEND CMAKE_PREFIX_PATH $ENV{FSDP_LIBTORCH})
+endif()
+file(GLOB FSDP_VENV_TORCH ${CMAKE_CURRENT_SOURCE_DIR}/.venv/lib/python3*/site-packages/torch)
+list(APPEND CMAKE_PREFIX_PATH ${FSDP_VENV_TORCH})
+find_package(Torch REQUIRED)

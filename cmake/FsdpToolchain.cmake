@@ -1,0 +1,26 @@
+# Compiler settings shared by every target. No -march=native: processors differ between machines.
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+endif()
+set(CMAKE_CXX_FLAGS_RELEASE "-O2 -g1" CACHE STRING "" FORCE)
+
+find_program(FSDP_CCACHE ccache)
+if(FSDP_CCACHE AND PROJECT_IS_TOP_LEVEL)
+  # The precompiled header needs these two relaxations to be cached at all.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
+      CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${FSDP_CCACHE})
+endif()
+find_program(FSDP_MOLD mold)
+if(FSDP_MOLD AND PROJECT_IS_TOP_LEVEL)
+  add_link_options(-fuse-ld=mold)
+endif()
+
+set(FSDP_SANITIZE "" CACHE STRING "address, undefined or thread")
+if(FSDP_SANITIZE)
+  add_compile_options(-fsanitize=${FSDP_SANITIZE} -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=${FSDP_SANITIZE})
+endif()

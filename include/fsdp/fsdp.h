@@ -1,0 +1,9 @@
+#pragma once
+// Everything: FSDP2 for C++.
+#include <fsdp/device_mesh.h>
+#include <fsdp/dtensor.h>
+#include <fsdp/fully_shard.h>
+#include <fsdp/memory_stats.h>
+#include <fsdp/placement.h>
+#include <fsdp/process_group.h>
+#include <fsdp/state_dict.h>
