@@ -10,7 +10,7 @@ target_precompile_headers(fsdp_pch PRIVATE ${PROJECT_SOURCE_DIR}/cmake/pch.h)
 function(fsdp_compile_settings target)
   target_compile_options(${target} PRIVATE -Wall -Wextra $<$<BOOL:${FSDP_WERROR}>:-Werror>)
   target_precompile_headers(${target} REUSE_FROM fsdp_pch)
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${FSDP_UNITY_BUILD} UNITY_BUILD_BATCH_SIZE 0)
 endfunction()
 
 # fsdp_layer(NAME [DEPENDS layer...]): src/NAME/*.cpp as one unity translation unit.

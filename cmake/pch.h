@@ -1,4 +1,5 @@
 #pragma once
+// Every translation unit of the project starts from this, precompiled.
 #include <torch/torch.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
