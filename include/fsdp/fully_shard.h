@@ -22,9 +22,10 @@ class ModuleState;
 }
 
 struct FullyShardOptions {
-  DeviceMesh mesh;  // 1-D: Shard(0) over it; 2-D: replicated over dim 0, sharded over dim 1. Unset: all ranks, 1-D.
-  std::optional<bool> reshard_after_forward;  // unset: true, but false for the root
-  bool sync_init = false;                     // start from rank 0's values instead of comparing
+  // 1-D: Shard(0) over it; 2-D: replicated over dim 0, sharded over dim 1. Unset: all ranks, 1-D.
+  DeviceMesh mesh = {};
+  std::optional<bool> reshard_after_forward = std::nullopt;  // unset: true, but false for the root
+  bool sync_init = false;                                    // start from rank 0's values instead of comparing
 };
 
 // What fully_shard returns: the handle by which a wrapped module's sharding is steered.
@@ -46,7 +47,7 @@ class FSDPModule {
 FSDPModule fully_shard(torch::nn::Module& module, const FullyShardOptions& options = {});
 template <class Impl>
 FSDPModule fully_shard(const torch::nn::ModuleHolder<Impl>& holder, const FullyShardOptions& options = {}) {
-  return fully_shard(*holder, options);
+  return fully_shard(static_cast<torch::nn::Module&>(*holder.ptr()), options);
 }
 template <class M>
 FSDPModule fully_shard(const std::shared_ptr<M>& module, const FullyShardOptions& options = {}) {
