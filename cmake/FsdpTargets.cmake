@@ -10,6 +10,9 @@ target_precompile_headers(fsdp_pch PRIVATE ${PROJECT_SOURCE_DIR}/cmake/pch.h)
 function(fsdp_compile_settings target)
   target_compile_options(${target} PRIVATE -Wall -Wextra $<$<BOOL:${FSDP_WERROR}>:-Werror>)
   target_precompile_headers(${target} REUSE_FROM fsdp_pch)
+  # Programs too are compiled with -fPIC, not -fPIE: the precompiled header is shared and fits one of the two only.
+  set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+  target_compile_options(${target} PRIVATE -fPIC)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ${FSDP_UNITY_BUILD} UNITY_BUILD_BATCH_SIZE 0)
 endfunction()
 
