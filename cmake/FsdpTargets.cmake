@@ -27,6 +27,8 @@ function(fsdp_layer name)
   target_link_libraries(fsdp_${name} PUBLIC torch Threads::Threads)
   target_include_directories(fsdp_${name} PUBLIC ${PROJECT_SOURCE_DIR}/include PRIVATE ${PROJECT_SOURCE_DIR}/src)
   fsdp_compile_settings(fsdp_${name})
+  # gloo's own headers clash with what the other files of the layer include.
+  set_source_files_properties(${PROJECT_SOURCE_DIR}/src/comm/gloo_backend.cpp PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   set_property(GLOBAL APPEND PROPERTY FSDP_LAYERS fsdp_${name})
 endfunction()
 

@@ -1,0 +1,126 @@
+#include "comm/collectives.h"
+
+#include "comm/group_state.h"
+#include "comm/rendezvous.h"
+
+namespace fsdp::comm {
+namespace {
+
+[[noreturn]] void throw_collective_error(const ProcessGroup& group, const char* kind, const std::string& what,
+                                         const std::exception& error) {
+  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+  const std::string reason = torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
+  C10_THROW_ERROR(DistError,
+                  c10::str("rank ", group->getRank(), " of ", group->getSize(), ": ", kind, " of ", what,
+                           " failed: ", reason, ". A peer left or did not come within ",
+                           to_seconds(group_timeout(group)), ": look at the log of the first rank that failed"));
+}
+
+void check_tensor(const at::Tensor& tensor, const ProcessGroup& group, const char* kind, const std::string& what) {
+  TORCH_CHECK_VALUE(group.defined(), kind, " of ", what, ": the group is null, this rank is not part of it");
+  TORCH_CHECK_VALUE(tensor.defined(), kind, " of ", what, ": the tensor is undefined");
+  TORCH_CHECK_VALUE(tensor.is_contiguous(), kind, " of ", what, ": the tensor has strides ", tensor.strides(),
+                    ", but contiguous memory is needed: call contiguous()");
+  TORCH_CHECK_VALUE(group->hasBackendForDeviceType(tensor.device().type()), kind, " of ", what,
+                    ": the group has no backend for tensors on ", tensor.device().type());
+}
+
+// `whole` holds one part a rank.
+void check_parts(const at::Tensor& whole, const at::Tensor& part, const ProcessGroup& group, const char* kind,
+                 const std::string& what) {
+  check_tensor(whole, group, kind, what);
+  check_tensor(part, group, kind, what);
+  TORCH_CHECK_VALUE(whole.scalar_type() == part.scalar_type(), kind, " of ", what, ": dtypes ", whole.scalar_type(),
+                    " and ", part.scalar_type(), " differ");
+  TORCH_CHECK_VALUE(whole.numel() == part.numel() * group->getSize(), kind, " of ", what, ": ", whole.numel(),
+                    " elements are not ", group->getSize(), " ranks times ", part.numel(), " elements");
+}
+
+template <class Start>
+PendingCollective start_collective(const ProcessGroup& group, const char* kind, const std::string& what, Start start) {
+  try {
+    return {start(), group, kind, what};
+  } catch (const std::exception& error) {
+    throw_collective_error(group, kind, what, error);
+  }
+}
+
+// One part a rank, as views of `whole`.
+std::vector<at::Tensor> parts_of(const at::Tensor& whole, int num_parts) {
+  return whole.view({num_parts, -1}).unbind(0);
+}
+
+}  // namespace
+
+PendingCollective::PendingCollective(c10::intrusive_ptr<c10d::Work> work, const ProcessGroup& group, const char* kind,
+                                     std::string what)
+    : work_(std::move(work)), group_(group), kind_(kind), what_(std::move(what)) {}
+
+void PendingCollective::wait() {
+  if (!work_.defined()) return;
+  const auto work = std::exchange(work_, nullptr);
+  try {
+    work->wait();
+  } catch (const std::exception& error) {
+    throw_collective_error(group_, kind_, what_, error);
+  }
+}
+
+PendingCollective all_gather(const at::Tensor& output, const at::Tensor& input, const ProcessGroup& group,
+                             const std::string& what) {
+  check_parts(output, input, group, "all_gather", what);
+  at::Tensor whole = output;
+  at::Tensor part = input;
+  return start_collective(group, "all_gather", what, [&] { return group->all_gather_single(whole, part); });
+}
+
+PendingCollective reduce_scatter(const at::Tensor& output, const at::Tensor& input, const ProcessGroup& group,
+                                 const std::string& what, c10d::ReduceOp::RedOpType op) {
+  check_parts(input, output, group, "reduce_scatter", what);
+  at::Tensor whole = input;
+  at::Tensor part = output;
+  c10d::ReduceScatterOptions options;
+  options.reduceOp = op;
+  return start_collective(group, "reduce_scatter", what,
+                          [&] { return group->reduce_scatter_single(part, whole, options); });
+}
+
+std::vector<PendingCollective> all_reduce(const std::vector<at::Tensor>& tensors, const ProcessGroup& group,
+                                          const std::string& what, c10d::ReduceOp::RedOpType op) {
+  for (const auto& tensor : tensors) check_tensor(tensor, group, "all_reduce", what);
+  c10d::AllreduceOptions options;
+  options.reduceOp = op;
+  std::vector<PendingCollective> pending;
+  pending.reserve(tensors.size());
+  for (const auto& tensor : tensors) {
+    std::vector<at::Tensor> one{tensor};
+    pending.push_back(start_collective(group, "all_reduce", what, [&] { return group->allreduce(one, options); }));
+  }
+  return pending;
+}
+
+PendingCollective broadcast(const at::Tensor& tensor, int root, const ProcessGroup& group, const std::string& what) {
+  check_tensor(tensor, group, "broadcast", what);
+  TORCH_CHECK_VALUE(root >= 0 && root < group->getSize(), "broadcast of ", what, ": root is ", root,
+                    ", but the group has ranks 0 to ", group->getSize() - 1);
+  c10d::BroadcastOptions options;
+  options.rootRank = root;
+  std::vector<at::Tensor> tensors{tensor};
+  return start_collective(group, "broadcast", what, [&] { return group->broadcast(tensors, options); });
+}
+
+PendingCollective gather_to_rank0(const at::Tensor& output, const at::Tensor& input, const ProcessGroup& group,
+                                  const std::string& what) {
+  check_tensor(input, group, "gather", what);
+  std::vector<std::vector<at::Tensor>> outputs;
+  if (group->getRank() == 0) {
+    check_parts(output, input, group, "gather", what);
+    auto parts = parts_of(output, group->getSize());
+    for (auto& part : parts) part = part.view(input.sizes());
+    outputs.push_back(std::move(parts));
+  }
+  std::vector<at::Tensor> inputs{input};
+  return start_collective(group, "gather", what, [&] { return group->gather(outputs, inputs); });
+}
+
+}  // namespace fsdp::comm

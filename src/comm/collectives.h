@@ -1,0 +1,55 @@
+#pragma once
+// The collectives this library uses. Each checks its arguments on this rank before the backend sees them (gloo aborts
+// the process on some mismatches) and turns a failure into an error that says who, what and what to do.
+#include <fsdp/process_group.h>
+
+#include <optional>
+
+namespace fsdp::comm {
+
+// A collective in flight. wait() may be called again; the destructor does not wait.
+class PendingCollective {
+ public:
+  PendingCollective() = default;
+  // `kind` is a literal such as "all_gather"; `what` names the data: "layers.3".
+  PendingCollective(c10::intrusive_ptr<c10d::Work> work, const ProcessGroup& group, const char* kind, std::string what);
+
+  [[nodiscard]] bool defined() const { return work_.defined(); }
+  [[nodiscard]] bool is_completed() const { return !work_.defined() || work_->isCompleted(); }
+
+  // Errors: c10::DistError naming this rank, the collective and the data.
+  void wait();
+
+ private:
+  c10::intrusive_ptr<c10d::Work> work_;
+  ProcessGroup group_;
+  const char* kind_ = "";
+  std::string what_;
+};
+
+// All errors below: c10::ValueError for sizes, dtypes, layouts or devices that do not fit; c10::DistError when the
+// backend cannot start.
+
+// output [size * n] <- the inputs [n] of all ranks, in rank order.
+[[nodiscard]] PendingCollective all_gather(const at::Tensor& output, const at::Tensor& input, const ProcessGroup& group,
+                                           const std::string& what);
+
+// output [n] <- this rank's part of the reduction of all inputs [size * n].
+[[nodiscard]] PendingCollective reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                                               const ProcessGroup& group, const std::string& what,
+                                               c10d::ReduceOp::RedOpType op = c10d::ReduceOp::SUM);
+
+// In place; one collective a tensor.
+[[nodiscard]] std::vector<PendingCollective> all_reduce(const std::vector<at::Tensor>& tensors,
+                                                        const ProcessGroup& group, const std::string& what,
+                                                        c10d::ReduceOp::RedOpType op = c10d::ReduceOp::SUM);
+
+// In place, from group rank `root`.
+[[nodiscard]] PendingCollective broadcast(const at::Tensor& tensor, int root, const ProcessGroup& group,
+                                          const std::string& what);
+
+// On group rank 0: output [size * n] <- the inputs [n] of all ranks; elsewhere `output` is ignored.
+[[nodiscard]] PendingCollective gather_to_rank0(const at::Tensor& output, const at::Tensor& input,
+                                                const ProcessGroup& group, const std::string& what);
+
+}  // namespace fsdp::comm

@@ -1,0 +1,66 @@
+// The one file that needs gloo's own headers; kept out of the unity build because they define what others declare.
+#ifndef USE_C10D_GLOO
+#define USE_C10D_GLOO
+#endif
+#include "comm/gloo_backend.h"
+
+#include <cstdlib>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "comm/environment.h"
+#include "comm/local_address.h"
+
+namespace fsdp::comm {
+namespace {
+
+using GlooDevice = std::shared_ptr<::gloo::transport::Device>;
+
+const c10d::TCPStore* underlying_tcp_store(const c10::intrusive_ptr<c10d::Store>& store) {
+  if (auto* prefix = dynamic_cast<c10d::PrefixStore*>(store.get())) {
+    return dynamic_cast<const c10d::TCPStore*>(prefix->getUnderlyingNonPrefixStore().get());
+  }
+  return dynamic_cast<const c10d::TCPStore*>(store.get());
+}
+
+GlooDevice device_of_interface(const std::string& name) {
+  TORCH_CHECK_VALUE(has_interface(name), "GLOO_SOCKET_IFNAME is \"", name,
+                    "\", but no network interface has that name: one interface name is needed (such as eth0 or lo), "
+                    "not a list or a pattern");
+  return c10d::ProcessGroupGloo::createDeviceForInterface(name);
+}
+
+bool spans_hosts() {
+  const char* local = std::getenv("LOCAL_WORLD_SIZE");  // NOLINT(concurrency-mt-unsafe)
+  const char* world = std::getenv("WORLD_SIZE");        // NOLINT(concurrency-mt-unsafe)
+  return local != nullptr && world != nullptr && std::string(local) != world;
+}
+
+GlooDevice choose_device(const c10::intrusive_ptr<c10d::Store>& store) {
+  const char* interface = std::getenv("GLOO_SOCKET_IFNAME");  // NOLINT(concurrency-mt-unsafe)
+  if (interface != nullptr && *interface != '\0') return device_of_interface(interface);
+  const auto* tcp_store = underlying_tcp_store(store);
+  if (tcp_store == nullptr) {
+    // Ranks that share a HashStore are threads of this process; other stores do not tell where their ranks are.
+    return spans_hosts() ? c10d::ProcessGroupGloo::createDefaultDevice()
+                         : c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
+  }
+  const auto address = address_towards(tcp_store->getHost(), tcp_store->getPort());
+  if (!address) return c10d::ProcessGroupGloo::createDefaultDevice();
+  TORCH_CHECK_VALUE(!(is_loopback(*address) && spans_hosts()), "MASTER_ADDR is \"", tcp_store->getHost(),
+                    "\", which leads to the loopback address ", *address,
+                    " on this host, but the job spans several hosts: set MASTER_ADDR to an address that all hosts can "
+                    "reach, or GLOO_SOCKET_IFNAME to the name of one network interface");
+  return c10d::ProcessGroupGloo::createDeviceForHostname(*address);
+}
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const BackendContext& context) {
+  auto options = c10d::ProcessGroupGloo::Options::create(context.timeout);
+  options->devices.push_back(choose_device(context.store));
+  return c10::make_intrusive<c10d::ProcessGroupGloo>(context.store, context.rank, context.size, options);
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,51 @@
+#include "comm/group_state.h"
+
+#include "comm/immortal.h"
+#include "comm/meeting.h"
+
+namespace fsdp::comm {
+namespace {
+
+struct GroupTable {
+  struct Entry {
+    c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
+    std::shared_ptr<GroupState> state;
+  };
+  std::mutex mutex;
+  std::unordered_map<const c10d::ProcessGroup*, Entry> entries;
+
+  void drop_dead() {
+    std::erase_if(entries, [](const auto& item) { return item.second.group.expired(); });
+  }
+};
+
+GroupTable& group_table() {
+  static Immortal<GroupTable> table;
+  return table.get();
+}
+
+}  // namespace
+
+std::shared_ptr<GroupState> state_of(const ProcessGroup& group) {
+  TORCH_CHECK_VALUE(group.defined(), "the process group is null: this rank is not part of it");
+  auto& table = group_table();
+  const std::lock_guard lock(table.mutex);
+  // A weak pointer keeps the address of a dead group taken, so a found entry is always this very group's.
+  const auto found = table.entries.find(group.get());
+  if (found != table.entries.end()) return found->second.state;
+  table.drop_dead();
+  auto state = std::make_shared<GroupState>();
+  table.entries.emplace(group.get(), GroupTable::Entry{c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), state});
+  return state;
+}
+
+std::shared_ptr<Meeting> meeting_of(const ProcessGroup& group) {
+  const auto state = state_of(group);
+  const std::lock_guard lock(state->mutex);
+  if (!state->meeting) {
+    state->meeting = std::make_shared<Meeting>(group->getStore(), group->getRank(), group->getSize(), state->timeout);
+  }
+  return state->meeting;
+}
+
+}  // namespace fsdp::comm

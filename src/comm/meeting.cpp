@@ -1,0 +1,175 @@
+#include "comm/meeting.h"
+
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "comm/meeting_value.h"
+#include "comm/rendezvous.h"
+
+namespace fsdp::comm {
+namespace {
+
+using MeetingState = MeetingValue::State;
+constexpr const char* kEndSuffix = "/end";
+constexpr const char* kRecordSuffix = "/record";
+
+// Compare-and-set; on failure `current` becomes what the key holds.
+bool swap_value(c10d::Store& store, const std::string& key, MeetingValue& current, const MeetingValue& next) {
+  const std::string wanted = next.to_string();
+  const std::string found = store.compareSet(key, current.to_string(), wanted);
+  if (found == wanted) return true;
+  current = MeetingValue::parse(found);
+  return false;
+}
+
+MeetingValue failed(const MeetingValue& current, std::string reason) {
+  return {MeetingState::kFailed, current.ranks, std::move(reason)};
+}
+
+// "read X" -> "reads X"
+std::string third_person(const std::string& intent) {
+  std::string sentence = intent;
+  sentence.insert(std::min(intent.find(' '), intent.size()), "s");
+  return sentence;
+}
+
+const char* meeting_advice(const std::string& intent) {
+  return intent.starts_with("read") ? "call it on every rank, or use to_local()"
+                                    : "call it on every rank, in the same order";
+}
+
+}  // namespace
+
+Meeting::Meeting(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, std::chrono::milliseconds timeout)
+    // A clone has a connection of its own: a rank that sleeps here does not block other users of the store.
+    : store_(c10::make_intrusive<c10d::PrefixStore>("fsdp/meet", size > 1 ? store->clone() : store)),
+      rank_(rank),
+      size_(size),
+      patience_(timeout / 2) {}
+
+void Meeting::meet(const std::string& what) {
+  if (size_ == 1) return;
+  const std::lock_guard lock(mutex_);
+  attend(c10::str("read ", what, " as a full tensor"));
+}
+
+std::string Meeting::compare_with_rank0(const std::string& topic, const std::string& record,
+                                        const std::function<std::string(const std::string&)>& compare) {
+  if (size_ == 1) return "";
+  const std::lock_guard lock(mutex_);
+  // First make sure that all compare the same thing, then exchange, then share the complaints.
+  const std::string intent = c10::str("compare ", topic, " with the other ranks");
+  attend(intent);
+  const std::string first = share_from_rank0(intent, record);
+  const std::string complaint = rank_ == 0 ? "" : compare(first);
+  return attend(c10::str("conclude the comparison of ", topic), complaint);
+}
+
+int64_t Meeting::num_meetings() const {
+  const std::lock_guard lock(mutex_);
+  return num_meetings_;
+}
+
+std::string Meeting::share_from_rank0(const std::string& intent, const std::string& record) {
+  const std::string key = key_of(sequence_ - 1) + kRecordSuffix;
+  if (rank_ == 0) {
+    with_store(intent, [&] { store_->set(key, record); });
+    return record;
+  }
+  std::string first;
+  with_store(intent, [&] {
+    store_->wait({key}, patience_);
+    first = store_->get_to_str(key);
+  });
+  return first;
+}
+
+std::string Meeting::attend(const std::string& intent, const std::string& complaint) {
+  MeetingValue value;
+  with_store(intent, [&] {
+    value = join(intent, complaint);
+    if (value.state == MeetingState::kOpen) value = await_end(key_of(sequence_));
+    if (value.state == MeetingState::kDone) forget_earlier(value);
+  });
+  ++sequence_;
+  if (value.state == MeetingState::kFailed) fail(intent, value.text);
+  if (value.state == MeetingState::kComplaint) return value.text;
+  ++num_meetings_;
+  return "";
+}
+
+void Meeting::with_store(const std::string& intent, const std::function<void()>& body) const {
+  try {
+    body();
+  } catch (const c10::DistStoreError& error) {
+    fail(intent, c10::str("the store of the group failed (", error.what_without_backtrace(), ")"));
+  } catch (const c10::DistNetworkError& error) {
+    fail(intent, c10::str("the store of the group is gone (", error.what_without_backtrace(), ")"));
+  }
+}
+
+MeetingValue Meeting::join(const std::string& intent, const std::string& complaint) {
+  MeetingValue current;
+  while (true) {
+    const std::string key = key_of(sequence_);
+    if (current.state == MeetingState::kComplaint) return current;
+    if (current.state == MeetingState::kFailed) {  // it failed without this rank
+      ++sequence_;
+      current = {};
+      continue;
+    }
+    MeetingValue next{MeetingState::kOpen, current.ranks, intent};
+    next.ranks.push_back(rank_);
+    if (static_cast<int>(next.ranks.size()) == size_) next.state = MeetingState::kDone;
+    if (!complaint.empty()) next = {MeetingState::kComplaint, current.ranks, complaint};
+    const bool mismatch = current.state == MeetingState::kOpen && current.text != intent;
+    if (mismatch) next = failed(current, c10::str("rank ", rank_, " came to ", intent));
+    if (!swap_value(*store_, key, current, next)) continue;
+    if (next.state != MeetingState::kOpen) end(key);
+    if (mismatch) {  // what the others read in the store names this rank; this rank names the others
+      next.text = c10::str("ranks [", c10::Join(", ", current.ranks), "] wait to ", current.text);
+    }
+    return next;
+  }
+}
+
+MeetingValue Meeting::await_end(const std::string& key) {
+  MeetingValue current;
+  try {
+    store_->wait({key + kEndSuffix}, patience_);
+    return MeetingValue::parse(store_->get_to_str(key));
+  } catch (const c10::DistStoreError&) {
+    current = MeetingValue::parse(store_->get_to_str(key));
+  }
+  while (current.state == MeetingState::kOpen) {
+    const auto next = failed(current, c10::str("ranks [", c10::Join(", ", current.missing(size_)),
+                                               "] did not come within ", to_seconds(patience_)));
+    if (!swap_value(*store_, key, current, next)) continue;
+    end(key);
+    return next;
+  }
+  return current;
+}
+
+void Meeting::end(const std::string& key) { store_->set(key + kEndSuffix, "1"); }
+
+// A rank that joins a meeting has left all earlier ones: once it is complete nobody reads those any more.
+void Meeting::forget_earlier(const MeetingValue& done) {
+  const bool last_to_join = done.ranks.back() == rank_;
+  for (; oldest_key_ < sequence_; ++oldest_key_) {
+    if (!last_to_join) continue;
+    const std::string key = key_of(oldest_key_);
+    for (const auto* suffix : {"", kEndSuffix, kRecordSuffix}) store_->deleteKey(key + suffix);
+  }
+}
+
+void Meeting::fail(const std::string& intent, const std::string& reason) const {
+  C10_THROW_ERROR(DistError,
+                  c10::str("rank ", rank_, " ", third_person(intent), ", but ", reason, ": ", meeting_advice(intent)));
+}
+
+std::string Meeting::key_of(int64_t sequence) const { return std::to_string(sequence); }
+
+}  // namespace fsdp::comm
