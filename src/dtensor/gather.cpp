@@ -1,0 +1,149 @@
+#include "dtensor/gather.h"
+
+#include <cmath>
+
+#include "comm/collectives.h"
+#include "comm/group_state.h"
+#include "comm/meeting.h"
+#include "dtensor/layout.h"
+
+namespace fsdp::dtensor {
+
+namespace {
+
+// Size of tensor dim `dim` as seen by mesh dims below `mesh_dim`: what they cut is already applied.
+int64_t size_above(int64_t size, int64_t dim, size_t mesh_dim, const ShardState& state,
+                   const std::vector<int64_t>& coordinate) {
+  for (size_t i = 0; i < mesh_dim; ++i) {
+    const auto* shard = std::get_if<Shard>(&state.placements[i]);
+    if (!shard || shard->dim != dim) continue;
+    size = chunk_extent(size, state.mesh.size(static_cast<int64_t>(i)), coordinate[i]).size();
+  }
+  return size;
+}
+
+at::Tensor gather_dim(const at::Tensor& local, int64_t dim, int64_t size, const ProcessGroup& group,
+                      const std::string& what) {
+  const auto num_ranks = group->getSize();
+  auto rows = local.movedim(dim, 0).contiguous();
+  const auto length = chunk_length(size, num_ranks);
+  if (rows.size(0) < length) {  // padded: every rank sends the same number of rows
+    auto padded_sizes = rows.sizes().vec();
+    padded_sizes[0] = length;
+    auto padded = at::zeros(padded_sizes, rows.options());
+    padded.narrow(0, 0, rows.size(0)).copy_(rows);
+    rows = padded;
+  }
+  auto out_sizes = rows.sizes().vec();
+  out_sizes[0] = length * num_ranks;
+  auto out = at::empty(out_sizes, rows.options());
+  if (out.numel() > 0) comm::all_gather(out.view({-1}), rows.view({-1}), group, what).wait();
+  return out.narrow(0, 0, size).movedim(0, dim);
+}
+
+// The plain reduction that carries a Partial: p-norms travel as sums of p-th powers.
+c10d::ReduceOp::RedOpType transport(const Partial& partial) {
+  const auto& op = partial.reduce_op;
+  if (op == "min") return c10d::ReduceOp::MIN;
+  if (op == "max" || (op == "norm" && std::isinf(partial.norm_type))) return c10d::ReduceOp::MAX;
+  if (op == "product") return c10d::ReduceOp::PRODUCT;
+  TORCH_CHECK_VALUE(op == "sum" || op == "avg" || op == "norm", "unknown reduction '", op,
+                    "' in Partial; known: sum, avg, min, max, product");
+  return c10d::ReduceOp::SUM;
+}
+
+at::Tensor before_transport(const at::Tensor& value, const Partial& partial) {
+  if (partial.reduce_op != "norm" || std::isinf(partial.norm_type)) return value;
+  return value.pow(partial.norm_type);
+}
+
+at::Tensor after_transport(const at::Tensor& value, const Partial& partial, int64_t num_ranks) {
+  if (partial.reduce_op == "avg") return value / num_ranks;
+  if (partial.reduce_op == "norm" && !std::isinf(partial.norm_type)) return value.pow(1.0 / partial.norm_type);
+  return value;
+}
+
+// Unread values that can share one collective: same group, reduction and dtype.
+struct Batch {
+  Partial partial;
+  size_t mesh_dim;
+  std::vector<ShardState*> states;
+};
+
+void reduce_batch(const Batch& batch, const std::string& what) {
+  auto& first = *batch.states.front();
+  const auto mesh_dim = static_cast<int64_t>(batch.mesh_dim);
+  std::vector<at::Tensor> flat;
+  for (auto* state : batch.states) flat.push_back(state->local().reshape({-1}));
+  const bool is_bool = first.local().scalar_type() == at::kBool;
+  auto sent = before_transport(at::cat(flat), batch.partial);
+  if (is_bool) sent = sent.to(at::kByte);
+  const auto op = transport(batch.partial);
+  comm::all_reduce({sent}, first.mesh.get_group(mesh_dim), what, op).front().wait();
+  if (is_bool) sent = sent.to(at::kBool);
+  const auto reduced = after_transport(sent, batch.partial, first.mesh.size(mesh_dim));
+  int64_t offset = 0;
+  for (auto* state : batch.states) {
+    const auto numel = state->local().numel();
+    state->set_local(reduced.narrow(0, offset, numel).view(state->local().sizes()).clone());
+    state->placements[batch.mesh_dim] = Replicate{};
+    offset += numel;
+  }
+}
+
+bool same_batch(const Batch& batch, const ShardState& state, size_t mesh_dim, const Partial& partial) {
+  auto& first = *batch.states.front();
+  return batch.mesh_dim == mesh_dim && batch.partial == partial && first.mesh == state.mesh;
+}
+
+}  // namespace
+
+at::Tensor gather_full(ShardState& state, at::IntArrayRef sizes) {
+  const PlainScope plain;
+  const auto coordinate = state.mesh.get_coordinate();
+  TORCH_CHECK(coordinate, "this rank is not in the mesh of '", state.path, "'");
+  auto full = state.local();
+  for (size_t i = state.placements.size(); i-- > 0;) {
+    const auto* shard = std::get_if<Shard>(&state.placements[i]);
+    if (!shard) continue;
+    const auto size = size_above(sizes[shard->dim], shard->dim, i, state, *coordinate);
+    full = gather_dim(full, shard->dim, size, state.mesh.get_group(static_cast<int64_t>(i)), "gather of " + state.path);
+    if (state.ledger) state.ledger->count(&MemoryStats::num_all_gathers);
+  }
+  return full.is_same(state.local()) ? full.clone() : full.contiguous();
+}
+
+void meet(const ShardState& state, const std::string& what) {
+  for (size_t i = 0; i < state.placements.size(); ++i) {
+    const auto mesh_dim = static_cast<int64_t>(i);
+    if (is_replicate(state.placements[i]) || state.mesh.size(mesh_dim) == 1) continue;
+    if (state.ledger) state.ledger->count(&MemoryStats::num_meetings);
+    comm::meeting_of(state.mesh.get_group(mesh_dim))->meet(what);
+  }
+}
+
+void reduce_partials(c10::ArrayRef<ShardState*> states, const Reason& reason) {
+  if (states.empty()) return;
+  const PlainScope plain;
+  std::vector<Batch> batches;
+  for (auto* state : states) {
+    for (size_t i = 0; i < state->placements.size(); ++i) {
+      const auto* partial = std::get_if<Partial>(&state->placements[i]);
+      if (!partial) continue;
+      const auto found = std::find_if(batches.begin(), batches.end(),
+                                      [&](const Batch& batch) { return same_batch(batch, *state, i, *partial); });
+      if (found == batches.end()) {
+        batches.push_back({*partial, i, {state}});
+      } else if (std::find(found->states.begin(), found->states.end(), state) == found->states.end()) {
+        found->states.push_back(state);
+      }
+    }
+  }
+  const auto what = reason.str();
+  for (const auto& batch : batches) {
+    meet(*batch.states.front(), what);
+    reduce_batch(batch, what);
+  }
+}
+
+}  // namespace fsdp::dtensor

@@ -1,0 +1,20 @@
+#pragma once
+// Collectives on whole sharded tensors: gathering one, and reducing unread partial results.
+#include <c10/util/ArrayRef.h>
+
+#include "dtensor/owner.h"
+#include "dtensor/shard_state.h"
+
+namespace fsdp::dtensor {
+
+// The whole of `state`, a new plain tensor of `sizes`. Collective over the sharded mesh dims; does not meet first.
+[[nodiscard]] at::Tensor gather_full(ShardState& state, at::IntArrayRef sizes);
+
+// Meets all ranks of the mesh in the store: no rank may start an unplanned read alone.
+void meet(const ShardState& state, const std::string& what);
+
+// Turns Partial values into Replicate ones, in place and for all their handles: one collective for each mesh dim and
+// reduction, however many tensors there are. Meets first.
+void reduce_partials(c10::ArrayRef<ShardState*> states, const Reason& reason);
+
+}  // namespace fsdp::dtensor

@@ -1,0 +1,85 @@
+#include "dtensor/resolver.h"
+
+#include "dtensor/gather.h"
+#include "dtensor/layout.h"
+
+namespace fsdp::dtensor {
+
+namespace {
+bool is_replicated(const ShardState& state) {
+  return std::all_of(state.placements.begin(), state.placements.end(), is_replicate);
+}
+}  // namespace
+
+void Resolver::see(const at::Tensor& tensor) {
+  if (!has_wrapper_key(tensor)) return;
+  Owner* owner = nullptr;
+  if (auto* state = state_of(tensor)) {
+    if (!path_) path_ = &state->path;
+    if (any_partial(state->placements)) {
+      partials_.push_back(state);
+      return;
+    }
+    if (is_replicated(*state)) return;
+    owner = state->owner;
+    if (!owner) owner = lone_owner(state);
+    if (!owner) {
+      lone_.push_back(std::make_shared<LoneCopy>(shared_state_of(tensor), tensor.sizes()));
+      owner = lone_.back().get();
+    }
+  } else if (auto* storage = gathered_storage_of(tensor)) {
+    owner = storage->owner.get();
+    if (!path_) path_ = &owner->path(storage->index);
+  } else {
+    return;
+  }
+  if (std::find(owners_.begin(), owners_.end(), owner) == owners_.end()) owners_.push_back(owner);
+}
+
+void Resolver::gather() {
+  if (!path_) return;
+  const Reason reason{op_, path_};
+  reduce_partials(partials_, reason);
+  while (!owners_.empty()) {
+    auto& scheduler = owners_.front()->scheduler();
+    const auto rest = std::stable_partition(owners_.begin(), owners_.end(),
+                                            [&](Owner* owner) { return &owner->scheduler() == &scheduler; });
+    scheduler.touch({owners_.begin(), rest}, reason);
+    owners_.erase(owners_.begin(), rest);
+  }
+}
+
+Owner* Resolver::lone_owner(const ShardState* state) const {
+  const auto found =
+      std::find_if(lone_.begin(), lone_.end(), [&](const auto& copy) { return copy->state() == state; });
+  return found == lone_.end() ? nullptr : found->get();
+}
+
+at::Tensor Resolver::resolve(const at::Tensor& tensor) const {
+  auto* state = state_of(tensor);
+  if (!state) return tensor;
+  if (is_replicated(*state)) return state->local();
+  auto* owner = state->owner ? state->owner : lone_owner(state);
+  return owner->gathered(state->index, tensor);
+}
+
+void Resolver::write_back(const at::Tensor& tensor) const {
+  if (auto* state = state_of(tensor)) {
+    if (is_replicated(*state)) return tensor.unsafeGetTensorImpl()->bump_version();
+    auto* owner = state->owner ? state->owner : lone_owner(state);
+    owner->write_back(state->index);
+  } else if (auto* storage = gathered_storage_of(tensor)) {
+    storage->owner->write_back(storage->index);
+  }
+}
+
+void check_writable(const at::Tensor& tensor) {
+  if (!at::GradMode::is_enabled() || !tensor.requires_grad()) return;
+  if (state_of(tensor)) {
+    TORCH_CHECK(!tensor.is_leaf(), "a leaf Variable that requires grad is being used in an in-place operation.");
+  } else if (gathered_storage_of(tensor)) {
+    TORCH_CHECK(false, "a view of a leaf Variable that requires grad is being used in an in-place operation.");
+  }
+}
+
+}  // namespace fsdp::dtensor

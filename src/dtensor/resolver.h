@@ -1,0 +1,35 @@
+#pragma once
+// Replaces the sharded arguments of one op by gathered tensors, in two phases: first every owner is collected and
+// gathered together, so that resolving one argument never frees another; then the tensors are substituted.
+#include <c10/util/SmallVector.h>
+
+#include "dtensor/lone_copy.h"
+#include "dtensor/owner.h"
+#include "dtensor/shard_state.h"
+
+namespace fsdp::dtensor {
+
+class Resolver {
+ public:
+  explicit Resolver(const char* op) : op_(op) {}
+
+  void see(const at::Tensor& tensor);                    // phase 1, for every tensor argument
+  void gather();                                         // ends phase 1
+  [[nodiscard]] at::Tensor resolve(const at::Tensor& tensor) const;  // phase 2
+  // After the op wrote to `tensor` (as given to see()): the shard follows.
+  void write_back(const at::Tensor& tensor) const;
+
+ private:
+  [[nodiscard]] Owner* lone_owner(const ShardState* state) const;
+
+  const char* op_;
+  const std::string* path_ = nullptr;
+  c10::SmallVector<Owner*, 4> owners_;
+  c10::SmallVector<ShardState*, 4> partials_;
+  c10::SmallVector<std::shared_ptr<LoneCopy>, 2> lone_;
+};
+
+// The error of plain LibTorch for an in-place write to a leaf that requires grad, also through a view.
+void check_writable(const at::Tensor& tensor);
+
+}  // namespace fsdp::dtensor
