@@ -7,8 +7,7 @@ configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/fsdpConfig.cmake.in ${
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/fsdpConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 file(COPY ${PROJECT_SOURCE_DIR}/cmake/FsdpTorchGuard.cmake DESTINATION ${PROJECT_BINARY_DIR})
 
-install(TARGETS fsdp EXPORT fsdpTargets COMPONENT fsdp)
-install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/fsdp DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT fsdp)
+install(TARGETS fsdp EXPORT fsdpTargets COMPONENT fsdp FILE_SET HEADERS COMPONENT fsdp)
 install(FILES ${PROJECT_BINARY_DIR}/fsdpConfig.cmake ${PROJECT_BINARY_DIR}/fsdpConfigVersion.cmake
               ${PROJECT_SOURCE_DIR}/cmake/FsdpTorchGuard.cmake
         DESTINATION ${package_dir} COMPONENT fsdp)

@@ -7,3 +7,4 @@
 #include <fsdp/placement.h>
 #include <fsdp/process_group.h>
 #include <fsdp/state_dict.h>
+#include <fsdp/version.h>

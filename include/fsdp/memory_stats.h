@@ -5,6 +5,7 @@
 //   stats.gathered.peak;   // most bytes of gathered parameters alive at once
 //
 // PyTorch has no counterpart: FSDPMemTracker estimates what is counted here.
+#include <fsdp/version.h>
 #include <torch/nn/module.h>
 
 #include <cstdint>

@@ -4,6 +4,8 @@
 //   std::vector<fsdp::Placement> placements{fsdp::Replicate{}, fsdp::Shard{0}};   // one a mesh dim
 //
 // PyTorch: torch.distributed.tensor.placement_types.
+#include <fsdp/version.h>
+
 #include <cstdint>
 #include <string>
 #include <variant>

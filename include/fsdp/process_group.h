@@ -8,6 +8,7 @@
 //
 // PyTorch: torch.distributed.init_process_group and neighbours.
 #include <c10/core/DeviceType.h>
+#include <fsdp/version.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <chrono>

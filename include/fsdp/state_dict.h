@@ -5,6 +5,7 @@
 //   fsdp::save_full_state_dict(*model, "model.pt");      // a plain program torch::load()s it
 //
 // PyTorch: get_model_state_dict(options=StateDictOptions(full_state_dict=True, cpu_offload=True)).
+#include <fsdp/version.h>
 #include <torch/nn/module.h>
 #include <torch/ordered_dict.h>
 
