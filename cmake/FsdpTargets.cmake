@@ -45,8 +45,6 @@ function(fsdp_library)
   target_compile_features(fsdp PUBLIC cxx_std_20)
   file(GLOB headers CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/include/fsdp/*.h)
   target_sources(fsdp PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR}/include FILES ${headers})
-  # Adds a target that compiles each public header alone; a test builds it.
-  set_target_properties(fsdp PROPERTIES VERIFY_INTERFACE_HEADER_SETS ${PROJECT_IS_TOP_LEVEL})
 endfunction()
 
 # fsdp_program(NAME source...): a program on top of the library.

@@ -6,9 +6,12 @@
 //
 // PyTorch has no counterpart: FSDPMemTracker estimates what is counted here.
 #include <fsdp/version.h>
-#include <torch/nn/module.h>
 
 #include <cstdint>
+
+namespace torch::nn {
+class Module;
+}
 
 namespace fsdp {
 

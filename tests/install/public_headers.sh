@@ -9,8 +9,7 @@ for header in "$FSDP_SOURCE"/include/fsdp/*.h; do
   name="$(basename "$header")"
   [[ $name == fsdp.h ]] || grep -q "#include <fsdp/$name>" "$FSDP_SOURCE/include/fsdp/fsdp.h" || fail "fsdp.h lacks $name"
 done
-# CMake makes one source a header of the library's header set.
-"$CMAKE" --build "$FSDP_BUILD" --target all_verify_interface_header_sets -j 2 >"$WORK/build.log" 2>&1 || {
+"$CMAKE" --build "$FSDP_BUILD" --target fsdp_public_headers -j 2 >"$WORK/build.log" 2>&1 || {
   tail -n 40 "$WORK/build.log" >&2
   fail "a public header does not compile alone"
 }
