@@ -1,0 +1,60 @@
+#include "sharding/block_pool.h"
+
+#include "dtensor/shard_state.h"
+
+namespace fsdp::sharding {
+
+namespace {
+// Enough for the blocks of root + 2 groups and two collectives in flight.
+constexpr size_t kMaxFreeBlocks = 6;
+
+bool is_good_fit(int64_t available, int64_t wanted) { return available >= wanted && available <= wanted + wanted / 4; }
+}  // namespace
+
+Block& Block::operator=(Block&& other) noexcept {
+  if (this == &other) return *this;
+  give_back();
+  pool_ = std::move(other.pool_);
+  bytes_ = std::move(other.bytes_);
+  charge_ = std::move(other.charge_);
+  other.bytes_ = at::Tensor();
+  return *this;
+}
+
+at::Tensor Block::view(int64_t offset, int64_t numel, at::ScalarType dtype) const {
+  const auto size = static_cast<int64_t>(c10::elementSize(dtype));
+  return bytes_.narrow(0, offset, numel * size).view(dtype);
+}
+
+void Block::give_back() {
+  if (bytes_.defined() && pool_) pool_->release(std::move(bytes_));
+  bytes_ = at::Tensor();
+  pool_.reset();
+  charge_ = dtensor::Charge();
+}
+
+Block BlockPool::acquire(int64_t num_bytes, const std::shared_ptr<dtensor::Ledger>& ledger,
+                         dtensor::Ledger::Field field) {
+  const dtensor::PlainScope plain;
+  at::Tensor found;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto fit = std::find_if(free_.begin(), free_.end(),
+                                  [&](const at::Tensor& block) { return is_good_fit(block.numel(), num_bytes); });
+    if (fit != free_.end()) {
+      found = std::move(*fit);
+      free_.erase(fit);
+    }
+  }
+  if (!found.defined()) found = at::empty({num_bytes}, at::TensorOptions().dtype(at::kByte).device(device_));
+  return {shared_from_this(), std::move(found), dtensor::Charge(ledger, field, num_bytes)};
+}
+
+void BlockPool::release(at::Tensor bytes) {
+  if (bytes.storage().use_count() > 1) return;  // somebody still looks at it
+  const std::lock_guard lock(mutex_);
+  free_.push_back(std::move(bytes));
+  if (free_.size() > kMaxFreeBlocks) free_.erase(free_.begin());
+}
+
+}  // namespace fsdp::sharding

@@ -1,0 +1,26 @@
+#pragma once
+// What fully_shard verifies before it touches anything.
+#include <fsdp/fully_shard.h>
+
+#include "sharding/param_group.h"
+
+namespace fsdp::sharding {
+
+// The mesh to use: the given one, or all ranks as a 1-D mesh. Errors: c10::ValueError for more than two dims.
+[[nodiscard]] DeviceMesh checked_mesh(const DeviceMesh& mesh);
+
+// The parameters of `module` that no earlier fully_shard claimed, each once under its first dotted name.
+// Errors: c10::ValueError (0-dim, replaced member), c10::NotImplementedError (not contiguous, on meta, a DTensor that
+// belongs to no group), c10::Error (inference tensor), each naming the path.
+[[nodiscard]] std::vector<NamedParameter> unclaimed_parameters(const torch::nn::Module& module, const DeviceMesh& mesh);
+
+// All ranks of `mesh` must wrap the same structure; different values only warn. Collective through the store.
+// Errors: c10::ValueError on every rank, naming the first difference.
+void check_same_start(const std::vector<NamedParameter>& parameters, const DeviceMesh& mesh, const std::string& module,
+                      bool compare_values);
+
+// Mesh rank 0's values of parameters and buffers on every rank. Collective.
+void broadcast_start(const std::vector<NamedParameter>& parameters, const torch::nn::Module& module,
+                     const DeviceMesh& mesh);
+
+}  // namespace fsdp::sharding
