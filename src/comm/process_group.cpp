@@ -8,6 +8,7 @@
 #include "comm/environment.h"
 #include "comm/group_state.h"
 #include "comm/immortal.h"
+#include "comm/libtorch_version.h"
 #include "comm/registry.h"
 #include "comm/rendezvous.h"
 
@@ -50,6 +51,7 @@ std::string unique_group_name(const std::string& description) {
 
 ProcessGroup make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                         const ProcessGroupOptions& options, const std::string& description) {
+  comm::check_libtorch_version();
   const auto spec = comm::find_backend(options.backend);
   auto backend_store = c10::make_intrusive<c10d::PrefixStore>("backend", store);
   c10::intrusive_ptr<c10d::Backend> backend;

@@ -2,7 +2,7 @@
 # shellcheck shell=bash
 set -euo pipefail
 
-HERE="$FSDP_SOURCE/tests/install"
+export HERE="$FSDP_SOURCE/tests/install"
 WORK="$FSDP_BUILD/install-test/$(basename "$0" .sh)"
 rm -rf "$WORK"
 mkdir -p "$WORK"

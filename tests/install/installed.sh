@@ -1,3 +1,4 @@
+#!/usr/bin/env bash
 # A separate project builds against the installed library and runs; it configures against the build tree as well.
 # shellcheck source=tests/install/common.sh
 source "$(dirname "$0")/common.sh"

@@ -1,3 +1,4 @@
+#!/usr/bin/env bash
 # Every public header compiles alone, and none brings gloo, NCCL or CUDA headers to its users.
 # shellcheck source=tests/install/common.sh
 source "$(dirname "$0")/common.sh"

@@ -1,3 +1,4 @@
+#!/usr/bin/env bash
 # A LibTorch of another version, none at all, and the old C++ ABI are refused with one clear line each, by the library's
 # own build and by the installed package.
 # shellcheck source=tests/install/common.sh

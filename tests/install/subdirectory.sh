@@ -1,3 +1,4 @@
+#!/usr/bin/env bash
 # A project that adds the sources with add_subdirectory sees the headers, LibTorch and its own settings. Only the
 # project's own file is compiled: that the library links is shown by the other tests.
 # shellcheck source=tests/install/common.sh
