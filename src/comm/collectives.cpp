@@ -45,10 +45,8 @@ PendingCollective start_collective(const ProcessGroup& group, const char* kind, 
   }
 }
 
-// One part a rank, as views of `whole`.
-std::vector<at::Tensor> parts_of(const at::Tensor& whole, int num_parts) {
-  return whole.view({num_parts, -1}).unbind(0);
-}
+// gloo wants both sides of a gather in matching shapes; memory is what counts here.
+at::Tensor flat_view(const at::Tensor& tensor) { return tensor.dim() == 1 ? tensor : tensor.view({-1}); }
 
 }  // namespace
 
@@ -69,16 +67,18 @@ void PendingCollective::wait() {
 PendingCollective all_gather(const at::Tensor& output, const at::Tensor& input, const ProcessGroup& group,
                              const std::string& what) {
   check_parts(output, input, group, "all_gather", what);
-  at::Tensor whole = output;
-  at::Tensor part = input;
+  if (input.numel() == 0) return {};
+  at::Tensor whole = flat_view(output);
+  at::Tensor part = flat_view(input);
   return start_collective(group, "all_gather", what, [&] { return group->all_gather_single(whole, part); });
 }
 
 PendingCollective reduce_scatter(const at::Tensor& output, const at::Tensor& input, const ProcessGroup& group,
                                  const std::string& what, c10d::ReduceOp::RedOpType op) {
   check_parts(input, output, group, "reduce_scatter", what);
-  at::Tensor whole = input;
-  at::Tensor part = output;
+  if (output.numel() == 0) return {};
+  at::Tensor whole = flat_view(input);
+  at::Tensor part = flat_view(output);
   c10d::ReduceScatterOptions options;
   options.reduceOp = op;
   return start_collective(group, "reduce_scatter", what,
@@ -112,14 +112,13 @@ PendingCollective broadcast(const at::Tensor& tensor, int root, const ProcessGro
 PendingCollective gather_to_rank0(const at::Tensor& output, const at::Tensor& input, const ProcessGroup& group,
                                   const std::string& what) {
   check_tensor(input, group, "gather", what);
+  if (input.numel() == 0) return {};
   std::vector<std::vector<at::Tensor>> outputs;
   if (group->getRank() == 0) {
     check_parts(output, input, group, "gather", what);
-    auto parts = parts_of(output, group->getSize());
-    for (auto& part : parts) part = part.view(input.sizes());
-    outputs.push_back(std::move(parts));
+    outputs.push_back(output.view({group->getSize(), input.numel()}).unbind(0));
   }
-  std::vector<at::Tensor> inputs{input};
+  std::vector<at::Tensor> inputs{flat_view(input)};
   return start_collective(group, "gather", what, [&] { return group->gather(outputs, inputs); });
 }
 

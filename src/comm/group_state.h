@@ -10,7 +10,8 @@ class Meeting;
 
 struct GroupState {
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
-  std::mutex mutex;  // guards the creation of what follows
+  std::vector<int> global_ranks;  // in the default group, by group rank; empty for a group made outside it
+  std::mutex mutex;               // guards the creation of what follows
   std::shared_ptr<Meeting> meeting;
 };
 

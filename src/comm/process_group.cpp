@@ -2,6 +2,7 @@
 #include <fsdp/process_group.h>
 
 #include <atomic>
+#include <numeric>
 #include <set>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -104,6 +105,9 @@ void init_process_group(const ProcessGroupOptions& options) {
   world.store = comm::join_world(env, options.timeout);
   world.group = make_group(c10::make_intrusive<c10d::PrefixStore>("default", world.store), env.rank, env.world_size,
                            options, "the default group");
+  auto& ranks = comm::state_of(world.group)->global_ranks;
+  ranks.resize(env.world_size);
+  std::iota(ranks.begin(), ranks.end(), 0);
   slot.world = std::move(world);
 }
 
@@ -155,8 +159,10 @@ ProcessGroup new_group(const std::vector<int>& ranks, const std::string& descrip
                     "] in the same call: every rank must pass the same list, in the same order of calls");
   const auto place = std::find(members.begin(), members.end(), own);
   if (place == members.end()) return {};
-  return make_group(store, static_cast<int>(place - members.begin()), static_cast<int>(members.size()), world.options,
-                    description.empty() ? c10::str("ranks [", list, "]") : description);
+  auto group = make_group(store, static_cast<int>(place - members.begin()), static_cast<int>(members.size()),
+                          world.options, description.empty() ? c10::str("ranks [", list, "]") : description);
+  comm::state_of(group)->global_ranks = members;
+  return group;
 }
 
 ProcessGroup make_process_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
