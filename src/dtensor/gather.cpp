@@ -105,7 +105,7 @@ at::Tensor gather_full(ShardState& state, at::IntArrayRef sizes) {
   auto full = state.local();
   for (size_t i = state.placements.size(); i-- > 0;) {
     const auto* shard = std::get_if<Shard>(&state.placements[i]);
-    if (!shard) continue;
+    if (!shard || state.mesh.size(static_cast<int64_t>(i)) == 1) continue;
     const auto size = size_above(sizes[shard->dim], shard->dim, i, state, *coordinate);
     full = gather_dim(full, shard->dim, size, state.mesh.get_group(static_cast<int64_t>(i)), "gather of " + state.path);
     if (state.ledger) state.ledger->count(&MemoryStats::num_all_gathers);
@@ -130,6 +130,10 @@ void reduce_partials(c10::ArrayRef<ShardState*> states, const Reason& reason) {
     for (size_t i = 0; i < state->placements.size(); ++i) {
       const auto* partial = std::get_if<Partial>(&state->placements[i]);
       if (!partial) continue;
+      if (state->mesh.size(static_cast<int64_t>(i)) == 1) {
+        state->placements[i] = Replicate{};
+        continue;
+      }
       const auto found = std::find_if(batches.begin(), batches.end(),
                                       [&](const Batch& batch) { return same_batch(batch, *state, i, *partial); });
       if (found == batches.end()) {

@@ -80,12 +80,9 @@ bool apply_shape(Call& call) {
 
 bool apply_convert(Call& call) {
   const auto self = call.tensor(0);
-  if (!state_of(self)) return false;
-  if (changes_nothing(call, self)) {
-    call.finish(self);
-    return true;
-  }
-  return apply_pointwise(call);
+  if (!state_of(self) || !changes_nothing(call, self)) return false;
+  call.finish(self);
+  return true;
 }
 
 // Tensor::set_data is not an operator; what reaches the key is the check in front of it. When it passes, set_data makes

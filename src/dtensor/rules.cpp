@@ -67,6 +67,7 @@ Table build_table() {
   for (const auto name : {"detach_", "retain_graph"}) put(name, {Rule::kNothing});
   for (const auto name : {"to", "contiguous", "cpu", "lift"}) put(name, {Rule::kConvert});
   put("to.other", {Rule::kShape});
+  put("to.device", {Rule::kGather});  // what printing asks for before it reads the values
   put("stack", {Rule::kStack});
   put("_has_compatible_shallow_copy_type", {Rule::kShallowCopy});
   put("set_", {Rule::kSet});

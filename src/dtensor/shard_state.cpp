@@ -86,20 +86,15 @@ std::shared_ptr<ShardState> shared_state_of(const at::Tensor& tensor) {
   return meta ? meta->state : nullptr;
 }
 
-c10::DispatchKeySet wrapped_key_set(c10::Device device) {
-  const auto backend = c10::DispatchKeySet(c10::computeDispatchKey(std::nullopt, std::nullopt, device));
-  return backend | c10::getAutogradRelatedKeySetFromBackend(c10::toBackendComponent(device.type())) |
-         c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView) | c10::DispatchKeySet(kWrapperKey);
-}
-
 at::Tensor make_handle(std::shared_ptr<ShardState> state, at::IntArrayRef sizes, std::shared_ptr<Owner> owner) {
   ensure_dispatch_registered();
   const PlainScope plain;
-  const auto& dtype = state->local().dtype();
-  const auto device = state->local().device();
+  const auto& local = state->local();
+  const auto device = local.device();
   auto storage = c10::make_intrusive<HandleStorage>(device, std::move(owner));
   storage->release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(kNoDataMessage));
-  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::Storage(std::move(storage)), wrapped_key_set(device), dtype);
+  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::Storage(std::move(storage)),
+                                                   local.key_set().add(kWrapperKey), local.dtype());
   impl->set_sizes_contiguous(sizes);
   impl->set_backend_meta(c10::make_intrusive<HandleMeta>(std::move(state)));
   return at::Tensor(std::move(impl));

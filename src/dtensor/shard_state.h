@@ -67,8 +67,6 @@ void refresh_handle(const at::Tensor& handle, const at::Tensor& target);
 // A new tensor laid out as `like`: same mesh, placements and global sizes.
 [[nodiscard]] at::Tensor make_like(const ShardState& like, at::IntArrayRef sizes, at::Tensor local, std::string path);
 
-// Key set of a handle or gathered tensor on `device`.
-[[nodiscard]] c10::DispatchKeySet wrapped_key_set(c10::Device device);
 [[nodiscard]] inline bool has_wrapper_key(const at::Tensor& tensor) {
   return tensor.defined() && tensor.key_set().has(kWrapperKey);
 }

@@ -15,9 +15,9 @@ Block& Block::operator=(Block&& other) noexcept {
   if (this == &other) return *this;
   give_back();
   pool_ = std::move(other.pool_);
-  bytes_ = std::move(other.bytes_);
+  bytes_ = std::exchange(other.bytes_, at::Tensor());
+  whole_ = std::exchange(other.whole_, at::Tensor());
   charge_ = std::move(other.charge_);
-  other.bytes_ = at::Tensor();
   return *this;
 }
 
@@ -27,8 +27,9 @@ at::Tensor Block::view(int64_t offset, int64_t numel, at::ScalarType dtype) cons
 }
 
 void Block::give_back() {
-  if (bytes_.defined() && pool_) pool_->release(std::move(bytes_));
   bytes_ = at::Tensor();
+  if (whole_.defined() && pool_) pool_->release(std::move(whole_));
+  whole_ = at::Tensor();
   pool_.reset();
   charge_ = dtensor::Charge();
 }
@@ -47,7 +48,7 @@ Block BlockPool::acquire(int64_t num_bytes, const std::shared_ptr<dtensor::Ledge
     }
   }
   if (!found.defined()) found = at::empty({num_bytes}, at::TensorOptions().dtype(at::kByte).device(device_));
-  return {shared_from_this(), std::move(found), dtensor::Charge(ledger, field, num_bytes)};
+  return {shared_from_this(), std::move(found), num_bytes, dtensor::Charge(ledger, field, num_bytes)};
 }
 
 void BlockPool::release(at::Tensor bytes) {

@@ -16,8 +16,9 @@ class BlockPool;
 class Block {
  public:
   Block() = default;
-  Block(std::shared_ptr<BlockPool> pool, at::Tensor bytes, dtensor::Charge charge)
-      : pool_(std::move(pool)), bytes_(std::move(bytes)), charge_(std::move(charge)) {}
+  // The first `num_bytes` of `whole`, which may be larger.
+  Block(std::shared_ptr<BlockPool> pool, at::Tensor whole, int64_t num_bytes, dtensor::Charge charge)
+      : pool_(std::move(pool)), bytes_(whole.narrow(0, 0, num_bytes)), whole_(std::move(whole)), charge_(std::move(charge)) {}
   Block(Block&& other) noexcept = default;
   Block& operator=(Block&& other) noexcept;
   Block(const Block&) = delete;
@@ -34,6 +35,7 @@ class Block {
   void give_back();
   std::shared_ptr<BlockPool> pool_;
   at::Tensor bytes_;
+  at::Tensor whole_;  // what goes back to the pool
   dtensor::Charge charge_;
 };
 
