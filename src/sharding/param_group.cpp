@@ -22,6 +22,15 @@ ParamGroup::ParamGroup(const DeviceMesh& mesh, std::shared_ptr<Runtime> runtime)
   rank_ = mesh.get_local_rank(shard_dim);
 }
 
+// A gather in flight still writes to its block, which goes back to the pool.
+ParamGroup::~ParamGroup() {
+  try {
+    drop_gather();
+  } catch (const std::exception&) {
+    // A peer left; whoever waits for a result hears of it.
+  }
+}
+
 std::shared_ptr<ParamGroup> ParamGroup::create(const std::vector<NamedParameter>& parameters, const DeviceMesh& mesh,
                                                std::shared_ptr<Runtime> runtime) {
   std::shared_ptr<ParamGroup> group(new ParamGroup(mesh, runtime));
@@ -120,6 +129,7 @@ void ParamGroup::finish_gather() {
   gather_.reset();
   const PlainScope plain;
   if (gather.work.defined()) gather.work.wait();
+  gather.work = {};
   if (!block_.defined())
     block_ = runtime_->pool()->acquire(layout_.gathered_bytes, runtime_->ledger(), &MemoryStats::gathered);
   copy_out(gather.rows.defined() ? gather.rows.bytes() : flat_);
@@ -236,6 +246,7 @@ void ParamGroup::replaced(int index) {
   if (const auto state = slot.state.lock()) slot.local = state->local();
   // Views of the old dtype stay without values rather than show bytes of the new one.
   slot.storage = c10::intrusive_ptr<dtensor::GatheredStorage>();
+  node_ = c10::intrusive_ptr<torch::autograd::Node>();  // its metadata speaks of the old dtype
   flat_is_outdated_ = true;
 }
 

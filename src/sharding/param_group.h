@@ -32,6 +32,10 @@ class ParamGroup : public dtensor::Owner, public std::enable_shared_from_this<Pa
   static std::shared_ptr<ParamGroup> create(const std::vector<NamedParameter>& parameters, const DeviceMesh& mesh,
                                             std::shared_ptr<Runtime> runtime);
 
+  ~ParamGroup() override;
+  ParamGroup(const ParamGroup&) = delete;
+  ParamGroup& operator=(const ParamGroup&) = delete;
+
   // Gathered and up to date. A write to any shard, also through to_local(), makes the gathered copy stale.
   [[nodiscard]] bool is_resident() const;
   [[nodiscard]] bool has_block() const { return block_.defined(); }
@@ -75,8 +79,8 @@ class ParamGroup : public dtensor::Owner, public std::enable_shared_from_this<Pa
     c10::weak_intrusive_ptr<dtensor::GatheredStorage> storage{c10::intrusive_ptr<dtensor::GatheredStorage>()};
   };
   struct Gather {
+    Block rows;  // uint8 [num_ranks * row_bytes]; before `work`, which refers to it
     comm::PendingCollective work;
-    Block rows;             // uint8 [num_ranks * row_bytes]
     uint32_t version = 0;   // of flat_ at the start
   };
 

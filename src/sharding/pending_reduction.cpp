@@ -22,6 +22,7 @@ void PendingReduction::wait() {
 void PendingReduction::finish() {
   const dtensor::PlainScope plain;
   work_.wait();
+  work_ = {};
   input_.reset();
   if (plan_.replicate_group && plan_.replicate_group->getSize() > 1)
     comm::all_reduce({output_}, plan_.replicate_group, plan_.name).front().wait();
