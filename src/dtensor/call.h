@@ -86,6 +86,13 @@ class Call {
   return any;
 }
 
+// Whether two sharded tensors can be combined part by part.
+[[nodiscard]] inline bool same_layout(const at::Tensor& a, const at::Tensor& b) {
+  const auto* x = state_of(a);
+  const auto* y = state_of(b);
+  return a.sizes() == b.sizes() && x->placements == y->placements && x->mesh == y->mesh;
+}
+
 // The rules. Each returns false when it does not apply to these arguments; then the op is computed on gathered tensors.
 bool apply_pointwise(Call& call);     // pointwise_rule.cpp
 bool apply_like(Call& call);          // factory_rules.cpp

@@ -4,12 +4,6 @@
 
 namespace fsdp::dtensor {
 
-namespace {
-
-std::string described(const Call& call, const ShardState& state) { return call.facts.name + " of " + state.path; }
-
-}  // namespace
-
 bool apply_like(Call& call) {
   const auto self = call.tensor(0);
   auto* state = state_of(self);
@@ -19,7 +13,7 @@ bool apply_like(Call& call) {
   call.arg(0) = state->local();
   call.run();
   auto& result = call.result(0);
-  result = make_like(*state, self.sizes(), result.toTensor(), described(call, *state));
+  result = make_like(*state, self.sizes(), result.toTensor());
   return true;
 }
 
@@ -48,7 +42,7 @@ bool apply_random_like(Call& call) {
   call.run();
   auto& result = call.result(0);
   const auto own = own_part(result.toTensor(), self.sizes(), state->mesh, state->placements).clone();
-  result = make_like(*state, self.sizes(), own, described(call, *state));
+  result = make_like(*state, self.sizes(), own);
   return true;
 }
 

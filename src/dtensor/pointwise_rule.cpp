@@ -17,12 +17,6 @@ bool is_sharded(const ShardState& state) {
   return std::any_of(state.placements.begin(), state.placements.end(), is_shard);
 }
 
-bool same_layout(const at::Tensor& a, const at::Tensor& b) {
-  const auto* x = state_of(a);
-  const auto* y = state_of(b);
-  return a.sizes() == b.sizes() && x->placements == y->placements && x->mesh == y->mesh;
-}
-
 class PointwisePlan {
  public:
   explicit PointwisePlan(Call& call) : call_(call) {}
@@ -141,7 +135,7 @@ class PointwisePlan {
       const auto& handle = references_[place].handle;
       if (!handle.defined()) return local;
       const auto& state = *state_of(handle);
-      return make_like(state, handle.sizes(), local, call_.facts.name + " of " + state.path);
+      return make_like(state, handle.sizes(), local);
     };
     if (result.isTensor()) {
       result = wrap_one(result.toTensor(), 0);

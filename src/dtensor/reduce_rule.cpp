@@ -75,12 +75,12 @@ at::Tensor reduce_local(Call& call, const at::Tensor& local, int64_t global_nume
   return call.result(0).toTensor();
 }
 
-at::Tensor make_unread(const ShardState& like, at::Tensor local, const Partial& partial, const std::string& name) {
+at::Tensor make_unread(const ShardState& like, at::Tensor local, const Partial& partial) {
   Placements placements;
   for (const auto& placement : like.placements)
     placements.push_back(is_shard(placement) ? Placement(partial) : placement);
   const auto sizes = local.sizes().vec();
-  auto state = std::make_shared<ShardState>(like.mesh, std::move(placements), std::move(local), name + " of " + like.path);
+  auto state = std::make_shared<ShardState>(like.mesh, std::move(placements), std::move(local), derived_path(like));
   state->ledger = like.ledger;
   return make_handle(std::move(state), sizes);
 }
@@ -107,7 +107,7 @@ bool reduce_list(Call& call, const Partial& partial) {
       const auto& local = state->local();
       const bool empty_inf = local.numel() == 0 && std::isinf(partial.norm_type);
       const auto norm = empty_inf ? identity(local, partial) : at::norm(local, call.arg(1).toScalar());
-      results.push_back(make_unread(*state, norm, partial, call.facts.name));
+      results.push_back(make_unread(*state, norm, partial));
     }
   }
   call.finish(results);
@@ -127,7 +127,7 @@ bool apply_reduce(Call& call) {
   if (call.facts.reduction == Reduction::kMean && any_partial(state->placements)) return false;
   const PlainScope plain;
   auto local = reduce_local(call, state->local(), self.numel(), *partial);
-  call.result(0) = make_unread(*state, std::move(local), *partial, call.facts.name);
+  call.result(0) = make_unread(*state, std::move(local), *partial);
   return true;
 }
 
@@ -146,7 +146,7 @@ bool apply_stack(Call& call) {
   call.arg(0) = locals;
   call.run();
   const auto local = call.result(0).toTensor();
-  call.result(0) = make_unread(*first, local, Partial{}, call.facts.name);
+  call.result(0) = make_unread(*first, local, Partial{});
   return true;
 }
 

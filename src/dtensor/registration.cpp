@@ -1,14 +1,19 @@
 #include "dtensor/registration.h"
 
 #include <ATen/ops/add_ops.h>
+#include <ATen/ops/addcdiv_ops.h>
+#include <ATen/ops/addcmul_ops.h>
 #include <ATen/ops/addmm_ops.h>
 #include <ATen/ops/bmm_ops.h>
 #include <ATen/ops/convolution_ops.h>
+#include <ATen/ops/div_ops.h>
 #include <ATen/ops/embedding_ops.h>
 #include <ATen/ops/layer_norm_ops.h>
 #include <ATen/ops/linear_ops.h>
 #include <ATen/ops/matmul_ops.h>
 #include <ATen/ops/mm_ops.h>
+#include <ATen/ops/mul_ops.h>
+#include <ATen/ops/sqrt_ops.h>
 #include <ATen/ops/t_ops.h>
 #include <torch/library.h>
 
@@ -17,6 +22,9 @@
 
 namespace fsdp::dtensor {
 
+namespace {
+
+// self += other, where `self` is an activation and `other` a bias, or both are gradients and `other` is still in flight.
 at::Tensor& add_inplace(at::Tensor& self, const at::Tensor& other, const at::Scalar& alpha) {
   if (!has_wrapper_key(self)) {
     Resolver resolver("aten::add_");
@@ -25,13 +33,20 @@ at::Tensor& add_inplace(at::Tensor& self, const at::Tensor& other, const at::Sca
     const c10::impl::ExcludeDispatchKeyGuard exclude(kWrapperKey);
     return at::_ops::add__Tensor::call(self, resolve_argument(resolver, other), alpha);
   }
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::add_", "Tensor");
-  torch::jit::Stack stack{self, other, alpha};
-  dispatch(op, c10::DispatchKeySet(c10::DispatchKeySet::FULL), &stack);
-  return self;
+  const auto* term = state_of(other);
+  if (term && term->is_pending()) {
+    run_boxed<at::_ops::add__Tensor>(self, other, alpha);
+    return self;
+  }
+  return Inplace<at::_ops::add__Tensor>::pointwise(self, other, alpha);
 }
 
-namespace {
+// A residual or position added to an activation reads; anything else goes part by part.
+at::Tensor add(const at::Tensor& self, const at::Tensor& other, const at::Scalar& alpha) {
+  const bool in_graph = at::GradMode::is_enabled() && (self.requires_grad() || other.requires_grad());
+  return in_graph ? Typed<at::_ops::add_Tensor>::read(self, other, alpha)
+                  : Typed<at::_ops::add_Tensor>::pointwise(self, other, alpha);
+}
 
 struct Registration {
   torch::Library any{torch::Library::IMPL, "_", kWrapperKey, __FILE__, __LINE__};
@@ -49,8 +64,17 @@ struct Registration {
     aten.impl("embedding", TORCH_FN(Typed<ops::embedding>::read));
     aten.impl("layer_norm", TORCH_FN(Typed<ops::layer_norm>::read));
     aten.impl("convolution", TORCH_FN(Typed<ops::convolution>::read));
-    aten.impl("add.Tensor", TORCH_FN(Typed<ops::add_Tensor>::pointwise));
+    aten.impl("add.Tensor", TORCH_FN(add));
     aten.impl("add_.Tensor", TORCH_FN(add_inplace));
+    // What optimizers issue for each parameter.
+    aten.impl("mul_.Tensor", TORCH_FN(Inplace<ops::mul__Tensor>::pointwise));
+    aten.impl("mul_.Scalar", TORCH_FN(Inplace<ops::mul__Scalar>::pointwise));
+    aten.impl("addcmul_", TORCH_FN(Inplace<ops::addcmul_>::pointwise));
+    aten.impl("addcdiv_", TORCH_FN(Inplace<ops::addcdiv_>::pointwise));
+    aten.impl("add_.Scalar", TORCH_FN(Inplace<ops::add__Scalar>::pointwise));
+    aten.impl("sqrt", TORCH_FN(Typed<ops::sqrt>::pointwise));
+    aten.impl("div.Scalar", TORCH_FN(Typed<ops::div_Scalar>::pointwise));
+    aten.impl("div.Tensor", TORCH_FN(Typed<ops::div_Tensor>::pointwise));
   }
 };
 

@@ -111,8 +111,14 @@ at::Tensor alias_handle(const at::Tensor& handle) {
   return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/true));
 }
 
+std::string derived_path(const ShardState& from) {
+  constexpr std::string_view kPrefix = "values computed from ";
+  return from.path.starts_with(kPrefix) ? from.path : std::string(kPrefix) + from.path;
+}
+
 at::Tensor make_like(const ShardState& like, at::IntArrayRef sizes, at::Tensor local, std::string path) {
   const auto bytes = static_cast<int64_t>(local.nbytes());
+  if (path.empty()) path = derived_path(like);
   auto state = std::make_shared<ShardState>(like.mesh, like.placements, std::move(local), std::move(path));
   state->ledger = like.ledger;
   state->charge = Charge(like.ledger, &MemoryStats::other, bytes);

@@ -64,8 +64,11 @@ class ShardState {
 void refresh_handle(const at::Tensor& handle, const at::Tensor& target);
 // A handle of the same state as `handle`, sharing its version counter (what detach() returns).
 [[nodiscard]] at::Tensor alias_handle(const at::Tensor& handle);
-// A new tensor laid out as `like`: same mesh, placements and global sizes.
-[[nodiscard]] at::Tensor make_like(const ShardState& like, at::IntArrayRef sizes, at::Tensor local, std::string path);
+// A new tensor laid out as `like`: same mesh, placements and global sizes. `path` is empty for what an op computed.
+[[nodiscard]] at::Tensor make_like(const ShardState& like, at::IntArrayRef sizes, at::Tensor local,
+                                   std::string path = "");
+// "values computed from layers.0.weight"; does not grow when values are computed from computed ones.
+[[nodiscard]] std::string derived_path(const ShardState& from);
 
 [[nodiscard]] inline bool has_wrapper_key(const at::Tensor& tensor) {
   return tensor.defined() && tensor.key_set().has(kWrapperKey);

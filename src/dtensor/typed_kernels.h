@@ -26,10 +26,54 @@ const T& resolve_argument(const Resolver&, const T& value) {
   return value;
 }
 
-inline bool is_sharded_value(const at::Tensor& tensor) { return state_of(tensor) != nullptr; }
+// Runs an op on a boxed stack through the rules.
+template <class Op, class... Args>
+c10::IValue run_boxed(const Args&... args) {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
+  torch::jit::Stack stack{c10::IValue(args)...};
+  dispatch(op, c10::DispatchKeySet(c10::DispatchKeySet::FULL), &stack);
+  return stack.back();
+}
+
+// The first sharded tensor among the arguments of a pointwise op; null when an argument does not go part by part with it.
+class ShardwiseOperands {
+ public:
+  template <class... Args>
+  explicit ShardwiseOperands(const Args&... args) {
+    (consider(args), ...);
+    if (at::GradMode::is_enabled() && requires_grad_) fits_ = false;
+  }
+  [[nodiscard]] const at::Tensor* reference() const { return fits_ ? reference_ : nullptr; }
+
+ private:
+  void consider(const at::Tensor& tensor) {
+    requires_grad_ = requires_grad_ || tensor.requires_grad();
+    const auto* state = state_of(tensor);
+    if (!state) {
+      fits_ = fits_ && tensor.dim() == 0 && !has_wrapper_key(tensor);
+    } else if (!is_shard(state->placements.back())) {
+      fits_ = false;  // an unread reduction, or replicated: the boxed rule knows what to do
+    } else if (!reference_) {
+      reference_ = &tensor;
+    } else {
+      fits_ = fits_ && same_layout(tensor, *reference_);
+    }
+  }
+  template <class T>
+  void consider(const T&) {}
+
+  const at::Tensor* reference_ = nullptr;
+  bool fits_ = true;
+  bool requires_grad_ = false;
+};
+
+inline at::Tensor local_argument(const at::Tensor& tensor) {
+  auto* state = state_of(tensor);
+  return state ? state->local() : tensor;
+}
 template <class T>
-bool is_sharded_value(const T&) {
-  return false;
+const T& local_argument(const T& value) {
+  return value;
 }
 
 template <class Op, class Signature>
@@ -46,25 +90,40 @@ struct TypedKernel<Op, Result(Args...)> {
     return Op::call(resolve_argument(resolver, args)...);
   }
 
-  // For pointwise ops: typed where an activation meets a gathered parameter in a graph, else shard by shard.
-  static Result pointwise(Args... args) {
-    const bool shardwise = !at::GradMode::is_enabled() && (is_sharded_value(args) || ...);
-    return shardwise ? boxed(args...) : read(args...);
+  // For pointwise ops that return a new tensor. A sharded operand in a graph is gathered, as by read().
+  static at::Tensor pointwise(Args... args) {
+    const ShardwiseOperands operands(args...);
+    if (const auto* reference = operands.reference()) {
+      const PlainScope plain;
+      return make_like(*state_of(*reference), reference->sizes(), Op::call(local_argument(args)...));
+    }
+    return run_boxed<Op>(args...).toTensor();
   }
+};
 
-  static Result boxed(Args... args) {
-    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
-    torch::jit::Stack stack;
-    (stack.push_back(c10::IValue(args)), ...);
-    dispatch(op, c10::DispatchKeySet(c10::DispatchKeySet::FULL), &stack);
-    return stack.back().to<Result>();
+// The same for in-place pointwise ops: self is the parameter, gradient or optimizer state.
+template <class Op, class Signature>
+struct TypedInplace;
+
+template <class Op, class... Args>
+struct TypedInplace<Op, at::Tensor&(at::Tensor&, Args...)> {
+  static at::Tensor& pointwise(at::Tensor& self, Args... args) {
+    const ShardwiseOperands operands(self, args...);
+    if (operands.reference() && state_of(self)) {
+      const PlainScope plain;
+      auto local = state_of(self)->local();
+      Op::call(local, local_argument(args)...);
+      self.unsafeGetTensorImpl()->bump_version();
+    } else {
+      run_boxed<Op>(self, args...);
+    }
+    return self;
   }
 };
 
 template <class Op>
 using Typed = TypedKernel<Op, typename Op::schema>;
-
-// self += other where `self` is an activation: only `other` may be sharded.
-at::Tensor& add_inplace(at::Tensor& self, const at::Tensor& other, const at::Scalar& alpha);
+template <class Op>
+using Inplace = TypedInplace<Op, typename Op::schema>;
 
 }  // namespace fsdp::dtensor
