@@ -5,8 +5,8 @@
 namespace fsdp::sharding {
 
 namespace {
-// More would only cost memory: a group's gradients are needed when the optimizer runs, not before.
-constexpr size_t kMaxReductionsInFlight = 2;
+// One flies while the next group computes; more would only cost memory.
+constexpr size_t kMaxReductionsInFlight = 1;
 }  // namespace
 
 Runtime::Runtime(c10::Device device)

@@ -33,7 +33,7 @@ class Runtime : public dtensor::Scheduler, public std::enable_shared_from_this<R
 
   [[nodiscard]] const std::shared_ptr<dtensor::Ledger>& ledger() const { return ledger_; }
   [[nodiscard]] const std::shared_ptr<BlockPool>& pool() const { return pool_; }
-  // At most two reductions fly at once: waits for the oldest.
+  // At most one reduction flies while the next group computes: waits for older ones.
   void make_room_for_reduction();
   void track(const std::shared_ptr<PendingReduction>& reduction);
 
