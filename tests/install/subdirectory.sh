@@ -10,7 +10,7 @@ must_build torch_after --target consumer_objects
 must_configure torch_before "$HERE/subdirectory" "${arguments[@]}" -DTORCH_FIRST=ON
 must_configure shared_library "$HERE/subdirectory" "${arguments[@]}" -DBUILD_SHARED_LIBS=ON
 
-for target in test_comm fsdp_cli; do
+for target in test_comm fsdp_app; do
   "$CMAKE" --build "$WORK/torch_after" --target help | grep -q "^$target:" &&
     fail "$target is built for a project that only adds the library"
 done
