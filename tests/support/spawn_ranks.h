@@ -16,8 +16,8 @@
 namespace fsdp::testing {
 
 struct SpawnOptions {
-  std::chrono::seconds limit{60};  // then every rank is killed
-  EnvironmentChanges environment;  // of every rank
+  std::chrono::seconds limit{60};    // then every rank is killed
+  EnvironmentChanges environment{};  // of every rank
   // True: this process hosts the store, so that no port can be taken in between. False: rank 0 does, on a free port.
   bool agent_store = true;
 };

@@ -1,0 +1,99 @@
+// Values and errors of the collectives that the layers above use.
+#include "comm/collectives.h"
+
+#include <gtest/gtest.h>
+
+#include "support/errors.h"
+#include "support/run_ranks.h"
+
+namespace fsdp {
+namespace {
+
+using testing::run_ranks;
+using RedOpType = c10d::ReduceOp::RedOpType;
+
+TEST(Collectives, MoveTheRightValues) {
+  for (const int size : {1, 2, 3, 4}) {
+    run_ranks(size, [&](const ProcessGroup& group, int rank) {
+      const auto own = torch::full({3}, rank, torch::kFloat);
+      auto all = torch::empty({size, 3});
+      comm::all_gather(all, own, group, "x").wait();
+      EXPECT_TRUE(torch::equal(all.select(1, 2), torch::arange(size, torch::kFloat)));
+
+      auto copy = own.clone();
+      comm::broadcast(copy, size - 1, group, "x").wait();
+      EXPECT_TRUE(torch::equal(copy, torch::full({3}, size - 1, torch::kFloat)));
+
+      auto gathered = rank == 0 ? torch::empty({size, 3}) : torch::Tensor();
+      comm::gather_to_rank0(gathered, own, group, "x").wait();
+      if (rank == 0) {
+        EXPECT_TRUE(torch::equal(gathered, all));
+      }
+
+      auto a = torch::full({2}, rank + 1, torch::kDouble);
+      auto b = torch::full({1}, rank, torch::kInt64);
+      for (auto& pending : comm::all_reduce({a, b}, group, "x")) pending.wait();
+      EXPECT_EQ(a[1].item<double>(), size * (size + 1) / 2);
+      EXPECT_EQ(b[0].item<int64_t>(), size * (size - 1) / 2);
+    });
+  }
+}
+
+// The averaging reduce-scatter of some backends returned the sum: each op must be right or refuse.
+TEST(Collectives, ReduceScatterReducesAsAsked) {
+  for (const int size : {2, 3}) {
+    run_ranks(size, [&](const ProcessGroup& group, int rank) {
+      const auto input = torch::full({size * 2}, rank + 1, torch::kFloat);
+      const std::map<RedOpType, float> expected{{RedOpType::SUM, size * (size + 1) / 2.0F},
+                                                {RedOpType::AVG, (size + 1) / 2.0F},
+                                                {RedOpType::MAX, size},
+                                                {RedOpType::MIN, 1}};
+      for (const auto& [op, value] : expected) {
+        auto output = torch::empty({2});
+        comm::reduce_scatter(output, input, group, "x", op).wait();
+        EXPECT_TRUE(torch::equal(output, torch::full({2}, value))) << "op " << int(op) << ": " << output;
+      }
+    });
+  }
+}
+
+TEST(Collectives, EachRankGetsItsPartOfTheReduction) {
+  run_ranks(3, [](const ProcessGroup& group, int rank) {
+    const auto input = torch::arange(6, torch::kFloat) * (rank + 1);
+    auto output = torch::empty({2});
+    comm::reduce_scatter(output, input, group, "x").wait();
+    EXPECT_TRUE(torch::equal(output, torch::tensor({rank * 2 * 6.0F, (rank * 2 + 1) * 6.0F})));
+  });
+}
+
+TEST(Collectives, RefuseWhatTheBackendWouldDieOf) {
+  run_ranks(2, [](const ProcessGroup& group, int) {
+    const auto whole = torch::empty({4});
+    const auto part = torch::empty({2});
+    EXPECT_ERROR(std::ignore = comm::all_gather(torch::empty({5}), part, group, "w"), c10::ValueError,
+                 "all_gather of w: 5 elements are not 2 ranks times 2 elements");
+    EXPECT_ERROR(std::ignore = comm::all_gather(whole, part.to(torch::kDouble), group, "w"), c10::ValueError, "dtypes");
+    EXPECT_ERROR(std::ignore = comm::reduce_scatter(part, torch::empty({2, 2}).t(), group, "w"), c10::ValueError,
+                 "contiguous");
+    EXPECT_ERROR(std::ignore = comm::all_reduce({torch::Tensor()}, group, "w"), c10::ValueError, "undefined");
+    EXPECT_ERROR(std::ignore = comm::broadcast(part, 2, group, "w"), c10::ValueError, "root is 2");
+    EXPECT_ERROR(std::ignore = comm::broadcast(part, 0, ProcessGroup(), "w"), c10::ValueError, "group is null");
+    EXPECT_ERROR(std::ignore = comm::broadcast(torch::empty({2}, torch::kMeta), 0, group, "w"), c10::ValueError,
+                 "no backend for tensors on meta");
+  });
+}
+
+TEST(Collectives, APeerThatDoesNotComeIsNamed) {
+  run_ranks(
+      2,
+      [](const ProcessGroup& group, int rank) {
+        if (rank == 0) return;  // gone: its group is destroyed
+        auto part = torch::ones({2});
+        EXPECT_ERROR(comm::all_gather(torch::empty({4}), part, group, "blocks.3").wait(), c10::DistError,
+                     "rank 1 of 2: all_gather of blocks.3 failed: ");
+      },
+      std::chrono::milliseconds(500));
+}
+
+}  // namespace
+}  // namespace fsdp
