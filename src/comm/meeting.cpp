@@ -52,7 +52,8 @@ Meeting::Meeting(const c10::intrusive_ptr<c10d::Store>& store, int rank, int siz
 void Meeting::meet(const std::string& what) {
   if (size_ == 1) return;
   const std::lock_guard lock(mutex_);
-  attend(c10::str("read ", what, " as a full tensor"));
+  const bool says_so = what.starts_with("full_tensor");
+  attend(c10::str("read ", what, says_so ? "" : " as a full tensor"));
 }
 
 std::string Meeting::compare_with_rank0(const std::string& topic, const std::string& record,
@@ -60,11 +61,11 @@ std::string Meeting::compare_with_rank0(const std::string& topic, const std::str
   if (size_ == 1) return "";
   const std::lock_guard lock(mutex_);
   // First make sure that all compare the same thing, then exchange, then share the complaints.
-  const std::string intent = c10::str("compare ", topic, " with the other ranks");
+  const std::string intent = c10::str("compare '", topic, "' with the other ranks");
   attend(intent);
   const std::string first = share_from_rank0(intent, record);
   const std::string complaint = rank_ == 0 ? "" : compare(first);
-  return attend(c10::str("conclude the comparison of ", topic), complaint);
+  return attend(c10::str("conclude the comparison of '", topic, "'"), complaint);
 }
 
 int64_t Meeting::num_meetings() const {
