@@ -4,14 +4,25 @@ source tools/dev/build.sh
 
 DEMO_TEXT=/usr/share/common-licenses # 250 kB of English on every Debian
 
-cmd_demo() {
-  local data=(--data "$DEMO_TEXT") argument
+# Adds "--option value" to `options` unless the caller's own arguments name that option.
+add_default() {
+  local option="$1" value="$2" argument
+  shift 2
   for argument in "$@"; do
-    [[ $argument == --data || $argument == --data=* ]] && data=()
+    [[ $argument == "$option" || $argument == "$option="* ]] && return
   done
-  [[ ${#data[@]} -eq 0 || -d $DEMO_TEXT ]] || die "$DEMO_TEXT is missing here: name a text file or folder with --data"
+  options+=("$option" "$value")
+}
+
+cmd_demo() {
+  local options=()
+  add_default --data "$DEMO_TEXT" "$@"
+  add_default --num-threads 1 "$@"
+  add_default --time-limit 150 "$@"
+  [[ " ${options[*]} " != *" $DEMO_TEXT "* || -d $DEMO_TEXT ]] ||
+    die "$DEMO_TEXT is missing here: name a text file or folder with --data"
   cmd_build fsdp_app
   local fsdp="$BUILD_DIR/apps/fsdp/fsdp"
   say "training over 2 processes; it ends with the validation loss, after at most 3 minutes"
-  "$fsdp" run --nproc-per-node 2 -- "$fsdp" train "${data[@]}" --num-threads 1 --time-limit 150 "$@"
+  "$fsdp" run --nproc-per-node 2 -- "$fsdp" train "${options[@]}" "$@"
 }
