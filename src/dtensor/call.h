@@ -103,6 +103,7 @@ bool apply_stack(Call& call);         //
 bool apply_convert(Call& call);       // handle_rules.cpp
 bool apply_shape(Call& call);         //
 bool apply_metadata(Call& call);      //
+bool apply_local(Call& call);         //
 bool apply_alias(Call& call);         //
 bool apply_shallow_copy(Call& call);  //
 bool apply_set(Call& call);           //

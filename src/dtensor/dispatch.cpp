@@ -26,6 +26,8 @@ bool apply_rule(Call& call) {
       return state_of(call.tensor(0)) && (call.finish(call.tensor(0)), true);
     case Rule::kMetadata:
       return apply_metadata(call);
+    case Rule::kLocal:
+      return apply_local(call);
     case Rule::kShape:
       return apply_shape(call);
     case Rule::kPointwise:

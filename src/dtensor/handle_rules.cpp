@@ -67,6 +67,14 @@ bool apply_metadata(Call& call) {
   return true;
 }
 
+bool apply_local(Call& call) {
+  auto* state = state_of(call.tensor(0));
+  if (!state) return false;
+  call.arg(0) = state->local();
+  call.run();
+  return true;
+}
+
 bool apply_shape(Call& call) {
   const auto self = call.tensor(0);
   if (!has_wrapper_key(self)) return apply_metadata(call);

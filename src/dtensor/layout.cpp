@@ -39,7 +39,7 @@ at::Tensor own_part(const at::Tensor& full, at::IntArrayRef sizes, const DeviceM
   auto part = full;
   for (int64_t dim = 0; dim < full.dim(); ++dim) {
     const auto& extent = extents[dim + missing];
-    if (full.size(dim) == 1 || extent.size() == full.size(dim)) continue;
+    if (full.size(dim) != sizes[dim + missing]) continue;  // broadcast
     part = part.narrow(dim, extent.begin, extent.size());
   }
   return part;

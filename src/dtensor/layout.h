@@ -22,8 +22,7 @@ struct Extent {
 // The same for the calling rank. Errors: c10::Error when the rank is outside the mesh.
 [[nodiscard]] std::vector<Extent> own_extents(at::IntArrayRef sizes, const DeviceMesh& mesh,
                                               const Placements& placements);
-// A view of the part of `full` that the calling rank holds. Dims where `full` has size 1 (broadcast) stay whole;
-// `full` may have fewer leading dims than `sizes` (broadcast as well).
+// A view of the part of `full` that the calling rank holds. `full` broadcasts to `sizes`: dims that do stay whole.
 [[nodiscard]] at::Tensor own_part(const at::Tensor& full, at::IntArrayRef sizes, const DeviceMesh& mesh,
                                   const Placements& placements);
 

@@ -11,6 +11,7 @@ enum class Rule {
   kAlias,      // another handle of the same state: detach, alias
   kNothing,    // returns its argument: detach_
   kMetadata,   // looks at sizes and options only, or changes flags of the handle: never gathers
+  kLocal,      // asks about the memory of this rank's part: is_pinned
   kShape,      // another tensor takes the shape or options of a sharded one: view_as, type_as
   kPointwise,  // runs shard by shard, also over lists (foreach and fused optimizer ops)
   kLike,       // factories shaped like a sharded tensor

@@ -35,7 +35,7 @@ constexpr std::string_view kPointwiseExact[] = {
 };
 constexpr std::string_view kMetadataOps[] = {
     "requires_grad_", "retain_grad", "retains_grad", "_version",   "is_leaf",        "output_nr",  "is_same_size",
-    "is_pinned",      "result_type", "size",         "stride",     "is_complex",     "is_floating_point",
+    "result_type",    "size",         "stride",     "is_complex",     "is_floating_point",
     "is_signed",      "is_inference", "numel",       "sym_numel",  "sym_size",       "sym_stride", "dim",
     "is_contiguous",  "new_empty",   "new_zeros",    "new_ones",   "new_full",       "new_empty_strided",
     "_backward",      "is_neg",      "is_conj",      "resolve_conj", "resolve_neg",  "is_distributed",
@@ -68,6 +68,7 @@ Table build_table() {
   for (const auto name : {"to", "contiguous", "cpu", "lift"}) put(name, {Rule::kConvert});
   put("to.other", {Rule::kShape});
   put("to.device", {Rule::kGather});  // what printing asks for before it reads the values
+  put("is_pinned", {Rule::kLocal});
   put("stack", {Rule::kStack});
   put("_has_compatible_shallow_copy_type", {Rule::kShallowCopy});
   put("set_", {Rule::kSet});
