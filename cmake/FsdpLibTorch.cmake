@@ -19,3 +19,9 @@ if(problem)
   message(FATAL_ERROR "${problem}")
 endif()
 message(STATUS "LibTorch ${Torch_VERSION} in ${TORCH_INSTALL_PREFIX}")
+
+# LibTorch contains gloo and not its headers.
+find_path(FSDP_GLOO_INCLUDE_DIR gloo/algorithm.h)
+if(NOT FSDP_GLOO_INCLUDE_DIR)
+  message(FATAL_ERROR "fsdp: the headers of gloo are needed to build (Debian package libgloo-dev)")
+endif()
