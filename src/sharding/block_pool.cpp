@@ -34,8 +34,7 @@ void Block::give_back() {
   charge_ = dtensor::Charge();
 }
 
-Block BlockPool::acquire(int64_t num_bytes, const std::shared_ptr<dtensor::Ledger>& ledger,
-                         dtensor::Ledger::Field field) {
+Block BlockPool::acquire(int64_t num_bytes, dtensor::Charge charge) {
   const dtensor::PlainScope plain;
   at::Tensor found;
   {
@@ -48,7 +47,7 @@ Block BlockPool::acquire(int64_t num_bytes, const std::shared_ptr<dtensor::Ledge
     }
   }
   if (!found.defined()) found = at::empty({num_bytes}, at::TensorOptions().dtype(at::kByte).device(device_));
-  return {shared_from_this(), std::move(found), num_bytes, dtensor::Charge(ledger, field, num_bytes)};
+  return {shared_from_this(), std::move(found), num_bytes, std::move(charge)};
 }
 
 void BlockPool::release(at::Tensor bytes) {

@@ -42,8 +42,7 @@ class Block {
 class BlockPool : public std::enable_shared_from_this<BlockPool> {
  public:
   explicit BlockPool(c10::Device device) : device_(device) {}
-  [[nodiscard]] Block acquire(int64_t num_bytes, const std::shared_ptr<dtensor::Ledger>& ledger,
-                              dtensor::Ledger::Field field);
+  [[nodiscard]] Block acquire(int64_t num_bytes, dtensor::Charge charge);
 
  private:
   friend class Block;

@@ -8,8 +8,6 @@ namespace fsdp::sharding {
 
 namespace {
 
-// Start of each shard: a multiple of every item size, so that a slice of the row can be viewed in any dtype.
-constexpr int64_t kShardAlignment = 16;
 // Start of each gathered parameter: what LibTorch's allocator gives, and vector kernels like.
 constexpr int64_t kGatheredAlignment = 64;
 
@@ -32,12 +30,13 @@ FlatLayout make_layout(const std::vector<SlotShape>& shapes, int64_t num_ranks) 
   for (const auto& shape : shapes) layout.slots.push_back(make_slot(shape, num_ranks));
   std::vector<size_t> order(shapes.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return shapes[a].dtype < shapes[b].dtype; });
+  const auto rank_of = [&](size_t i) { return std::make_pair(-layout.slots[i].itemsize(), shapes[i].dtype); };
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return rank_of(a) < rank_of(b); });
   for (const auto i : order) {
     auto& slot = layout.slots[i];
     slot.shard_offset = layout.row_bytes;
     slot.gathered_offset = layout.gathered_bytes;
-    layout.row_bytes += align(slot.shard_bytes(), kShardAlignment);
+    layout.row_bytes += slot.shard_bytes();
     layout.gathered_bytes += align(slot.shard_bytes() * num_ranks, kGatheredAlignment);
   }
   return layout;

@@ -2,7 +2,7 @@
 // Where each parameter of a group lies in the group's rows.
 //
 // A group is gathered by one collective: every rank sends a row of bytes, the concatenation of its padded shards. Slots
-// are ordered by dtype, so that the shards of one dtype are contiguous. A parameter of n rows gives every rank c =
+// are ordered by dtype, widest first, so that each shard is aligned without gaps. A parameter of n rows gives every rank c =
 // ceil(n / num_ranks) rows; missing ones are zeros.
 #include <ATen/core/Tensor.h>
 
@@ -27,7 +27,7 @@ struct SlotLayout {
 struct FlatLayout {
   std::vector<SlotLayout> slots;  // in the group's order; offsets follow dtype order
   int64_t row_bytes = 0;          // what a rank sends
-  int64_t gathered_bytes = 0;     // the block of all gathered parameters
+  int64_t gathered_bytes = 0;     // the block of all gathered parameters, with gaps for alignment
 };
 
 struct SlotShape {

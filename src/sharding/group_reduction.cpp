@@ -63,8 +63,8 @@ void ParamGroup::reduce_dtype(const std::vector<int>& indices, const std::vector
   if (plan.num_ranks() == 1) return keep_local(indices, places, grads, reduced);
 
   runtime_->make_room_for_reduction();
-  const auto item = static_cast<int64_t>(c10::elementSize(dtype));
-  auto block = runtime_->pool()->acquire(num_ranks_ * row_numel * item, runtime_->ledger(), &MemoryStats::buffers);
+  const auto num_bytes = num_ranks_ * row_numel * static_cast<int64_t>(c10::elementSize(dtype));
+  auto block = runtime_->pool()->acquire(num_bytes, {runtime_->ledger(), &MemoryStats::buffers, num_bytes});
   const auto input = block.view(0, num_ranks_ * row_numel, dtype).view({num_ranks_, row_numel});
   auto output = at::empty({row_numel}, input.options());
   auto flags = input.narrow(1, row_numel - static_cast<int64_t>(places.size()), static_cast<int64_t>(places.size()));

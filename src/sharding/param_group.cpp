@@ -116,7 +116,8 @@ void ParamGroup::launch_gather() {
   Gather gather;
   gather.version = flat_version();
   if (num_ranks_ > 1) {
-    gather.rows = runtime_->pool()->acquire(num_ranks_ * layout_.row_bytes, runtime_->ledger(), &MemoryStats::buffers);
+    const auto num_bytes = num_ranks_ * layout_.row_bytes;
+    gather.rows = runtime_->pool()->acquire(num_bytes, {runtime_->ledger(), &MemoryStats::buffers, num_bytes});
     gather.work = comm::all_gather(gather.rows.bytes(), flat_, shard_group_, name());
     runtime_->ledger()->count(&MemoryStats::num_all_gathers);
   }
@@ -131,7 +132,8 @@ void ParamGroup::finish_gather() {
   if (gather.work.defined()) gather.work.wait();
   gather.work = {};
   if (!block_.defined())
-    block_ = runtime_->pool()->acquire(layout_.gathered_bytes, runtime_->ledger(), &MemoryStats::gathered);
+    block_ = runtime_->pool()->acquire(layout_.gathered_bytes, {runtime_->ledger(), &MemoryStats::gathered,
+                                                                num_ranks_ * layout_.row_bytes});
   copy_out(gather.rows.defined() ? gather.rows.bytes() : flat_);
   gathered_version_ = gather.version;
   for (size_t i = 0; i < slots_.size(); ++i)

@@ -86,7 +86,7 @@ void Runtime::touch(c10::ArrayRef<dtensor::Owner*> owners, const dtensor::Reason
   for (auto* owner : owners) {
     auto& group = static_cast<ParamGroup&>(*owner);
     if (group.is_resident()) {
-      schedule_.touched(group.id());
+      schedule_.touched(group.id(), at::GradMode::is_enabled());
     } else {
       gather(group, owners, reason);
     }
@@ -96,7 +96,7 @@ void Runtime::touch(c10::ArrayRef<dtensor::Owner*> owners, const dtensor::Reason
 void Runtime::gather(ParamGroup& group, c10::ArrayRef<dtensor::Owner*> owners, const dtensor::Reason& reason) {
   const auto before = schedule_;
   try {
-    schedule_.touched(group.id());
+    schedule_.touched(group.id(), at::GradMode::is_enabled());
     // In flight means predicted, unless a write made the gather worthless; a rewritten group is gathered by all ranks.
     if (!schedule_.expects(group.id())) group.meet(reason);
     evict(owners);

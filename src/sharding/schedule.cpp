@@ -9,7 +9,7 @@ namespace {
 constexpr int kMaxPasses = 256;
 }  // namespace
 
-void Schedule::begin_pass(Kind kind) {
+void Schedule::begin_pass(Kind kind, bool predict_from_last_pass) {
   const bool new_iteration = kind == Kind::kForward && (!started_ || key_.kind == Kind::kBackward);
   auto finished = std::move(order_);
   if (!finished.empty()) learnt_[key_] = finished;
@@ -20,8 +20,7 @@ void Schedule::begin_pass(Kind kind) {
     num_backward_ = 0;
   } else {
     key_ = {kind, std::min(key_.index + 1, kMaxPasses - 1)};
-    // The first time that so many passes follow each other, the one before is the best guess.
-    if (!learnt_.contains(key_) && !finished.empty()) learnt_[key_] = std::move(finished);
+    if (predict_from_last_pass && !learnt_.contains(key_) && !finished.empty()) learnt_[key_] = std::move(finished);
   }
   order_.clear();
   cursor_ = 0;
@@ -29,9 +28,9 @@ void Schedule::begin_pass(Kind kind) {
   started_ = true;
 }
 
-void Schedule::touched(int id) {
+void Schedule::touched(int id, bool with_grad) {
   if (id == last_touched_) return;
-  if (key_.kind == Kind::kForward && id == first_touched_) begin_pass(Kind::kForward);
+  if (key_.kind == Kind::kForward && id == first_touched_) begin_pass(Kind::kForward, !with_grad);
   if (first_touched_ < 0) first_touched_ = id;
   last_touched_ = id;
 }

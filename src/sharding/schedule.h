@@ -16,9 +16,10 @@ class Schedule {
   enum class Kind { kForward, kBackward };
 
   // A pass of `kind` begins. A forward pass after a backward one begins a new iteration.
-  void begin_pass(Kind kind);
-  // Group `id` is used, gathered or not; recognises the start of another forward pass.
-  void touched(int id);
+  void begin_pass(Kind kind, bool predict_from_last_pass = false);
+  // Group `id` is used, gathered or not; recognises the start of another forward pass. Without gradients a pass is an
+  // iteration by itself, so the next one may be predicted from it at once.
+  void touched(int id, bool with_grad);
   // Group `id` was not resident and is gathered now. Returns whether that was predicted.
   bool gathered(int id);
   // The group that was gathered next last time, if any.

@@ -53,7 +53,7 @@ void share_error(const torch::nn::Module& module, const std::string& path, const
     if (!state) continue;
     for (int64_t mesh_dim = 0; mesh_dim < state->mesh.ndim(); ++mesh_dim) {
       const auto meeting = comm::meeting_of(state->mesh.get_group(mesh_dim));
-      shared = meeting->compare_with_rank0("save " + path, shared, [](const std::string& theirs) { return theirs; });
+      shared = meeting->compare_with_rank0("the outcome of save_full_state_dict", shared, [](const std::string& theirs) { return theirs; });
     }
     break;
   }
