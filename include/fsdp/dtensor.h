@@ -43,8 +43,9 @@ class DTensor {
   at::Tensor tensor_;
 };
 
-// Cuts `tensor` over `mesh`. The values of mesh rank `src_data_rank` are used everywhere; std::nullopt: each rank cuts its own
-// copy, without communication. Errors: c10::ValueError for wrong placements, c10::Error for a non-leaf that requires grad.
+// Cuts `tensor` over `mesh`. The values of mesh rank `src_data_rank` are used everywhere; std::nullopt: each rank cuts
+// its own copy, without communication. Errors: c10::ValueError for wrong placements, c10::Error for a non-leaf that
+// requires grad.
 [[nodiscard]] DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, const Placements& placements,
                                         std::optional<int> src_data_rank = 0);
 

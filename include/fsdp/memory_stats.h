@@ -33,7 +33,7 @@ struct MemoryStats {
 };
 
 [[nodiscard]] MemoryStats memory_stats(const torch::nn::Module& module);  // of the root that `module` belongs to
-[[nodiscard]] MemoryStats memory_stats();                                  // of all roots of this process
-void reset_peak_memory_stats(const torch::nn::Module& module);             // peaks start again from current
+[[nodiscard]] MemoryStats memory_stats();                                 // of all roots of this process
+void reset_peak_memory_stats(const torch::nn::Module& module);            // peaks start again from current
 
 }  // namespace fsdp

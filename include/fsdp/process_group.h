@@ -9,11 +9,11 @@
 // PyTorch: torch.distributed.init_process_group and neighbours.
 #include <c10/core/DeviceType.h>
 #include <fsdp/version.h>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <chrono>
 #include <functional>
 #include <string>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <vector>
 
 namespace fsdp {
@@ -21,7 +21,7 @@ namespace fsdp {
 using ProcessGroup = c10::intrusive_ptr<c10d::ProcessGroup>;
 
 struct ProcessGroupOptions {
-  std::string backend = "gloo";                               // a name known to register_backend
+  std::string backend = "gloo";                                  // a name known to register_backend
   std::chrono::milliseconds timeout = std::chrono::minutes(10);  // of every collective and store wait
 };
 

@@ -34,7 +34,9 @@ class Call {
   }
   // Runs the op below the wrapper key on the handles themselves; nested ops are intercepted again, as user code may be
   // among them.
-  void pass_through() { op.redispatchBoxed(keys_ & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kWrapperKey), &stack_); }
+  void pass_through() {
+    op.redispatchBoxed(keys_ & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kWrapperKey), &stack_);
+  }
 
   // visit(tensor, i) for every defined tensor of argument i, lists included.
   template <class Visit>

@@ -9,11 +9,13 @@ namespace {
 void refuse(Call& call) {
   std::string path = "?";
   call.for_each_tensor([&](const at::Tensor& t, size_t) {
-    if (const auto* state = state_of(t)) path = state->path;
-    else if (const auto* storage = gathered_storage_of(t)) path = storage->owner->path(storage->index);
+    if (const auto* state = state_of(t))
+      path = state->path;
+    else if (const auto* storage = gathered_storage_of(t))
+      path = storage->owner->path(storage->index);
   });
-  TORCH_CHECK_NOT_IMPLEMENTED(false, call.facts.name, " of the sharded tensor '", path, "' is refused: ",
-                              call.facts.refusal);
+  TORCH_CHECK_NOT_IMPLEMENTED(false, call.facts.name, " of the sharded tensor '", path,
+                              "' is refused: ", call.facts.refusal);
 }
 
 bool apply_rule(Call& call) {

@@ -81,7 +81,8 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, con
   if (!shape) {
     shape = part.sizes().vec();
     for (size_t i = 0; i < checked.size(); ++i)
-      if (const auto* shard = std::get_if<Shard>(&checked[i])) (*shape)[shard->dim] *= mesh.size(static_cast<int64_t>(i));
+      if (const auto* shard = std::get_if<Shard>(&checked[i]))
+        (*shape)[shard->dim] *= mesh.size(static_cast<int64_t>(i));
   } else {
     TORCH_CHECK_VALUE(static_cast<int64_t>(shape->size()) == part.dim(), "shape ", at::IntArrayRef(*shape), " has ",
                       shape->size(), " dims, the local tensor ", part.dim());

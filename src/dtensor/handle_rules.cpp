@@ -101,7 +101,8 @@ bool apply_shallow_copy(Call& call) {
   const auto state = shared_state_of(self);
   if (!state) {
     TORCH_CHECK_NOT_IMPLEMENTED(!state_of(from), "copying a sharded module or tensor is refused: '",
-                                state_of(from)->path, "' is sharded and the target is not. Use full_tensor(), or "
+                                state_of(from)->path,
+                                "' is sharded and the target is not. Use full_tensor(), or "
                                 "fsdp::full_state_dict(module), or build the copy and shard it by itself");
     return apply_metadata(call);
   }
@@ -126,13 +127,15 @@ bool apply_set(Call& call) {
   const auto state = shared_state_of(self);
   const auto* source_state = call.num_args() > 1 ? state_of(call.tensor(1)) : nullptr;
   TORCH_CHECK_NOT_IMPLEMENTED(state && call.op.schema().overload_name() == "source_Tensor", call.facts.name,
-                              " involving the sharded tensor '", state ? state->path : source_state ? source_state->path : "?",
+                              " involving the sharded tensor '",
+                              state          ? state->path
+                              : source_state ? source_state->path
+                                             : "?",
                               "' is refused: its storage belongs to the mesh. Use copy_() under torch::NoGradGuard");
   const auto source = call.tensor(1);
   check_same_shape(*state, self, source, "set_()");
   if (state_of(source) != state.get()) take_over(*state, plain_value(source, "aten::set_"));
-  if (self.scalar_type() != state->local().scalar_type())
-    refresh_handle(self, self);
+  if (self.scalar_type() != state->local().scalar_type()) refresh_handle(self, self);
   self.unsafeGetTensorImpl()->bump_version();
   call.finish(self);
   return true;

@@ -1,9 +1,8 @@
 #pragma once
 // Which part of a tensor a rank holds: torch.chunk's rule, applied per mesh dimension.
+#include <c10/util/ArrayRef.h>
 #include <fsdp/device_mesh.h>
 #include <fsdp/placement.h>
-
-#include <c10/util/ArrayRef.h>
 
 namespace fsdp::dtensor {
 

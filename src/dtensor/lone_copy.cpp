@@ -38,8 +38,8 @@ class GatherNode : public torch::autograd::Node {
 };
 
 c10::DataPtr bytes_of(const at::Tensor& tensor) {
-  return c10::InefficientStdFunctionContext::makeDataPtr(tensor.mutable_data_ptr(), [tensor](void*) {},
-                                                         tensor.device());
+  return c10::InefficientStdFunctionContext::makeDataPtr(
+      tensor.mutable_data_ptr(), [tensor](void*) {}, tensor.device());
 }
 
 }  // namespace

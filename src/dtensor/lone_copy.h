@@ -1,6 +1,6 @@
 #pragma once
-// The gathered copy of a sharded tensor that belongs to no parameter group: a gradient, an optimizer state, the result of
-// distribute_tensor. Lives as long as a view of it does.
+// The gathered copy of a sharded tensor that belongs to no parameter group: a gradient, an optimizer state, the result
+// of distribute_tensor. Lives as long as a view of it does.
 #include "dtensor/owner.h"
 #include "dtensor/shard_state.h"
 
@@ -22,9 +22,9 @@ class LoneCopy : public Owner, public Scheduler, public std::enable_shared_from_
  private:
   std::shared_ptr<ShardState> state_;
   std::vector<int64_t> sizes_;
-  at::Tensor full_;                                       // plain; the storage below shares its bytes
+  at::Tensor full_;  // plain; the storage below shares its bytes
   c10::weak_intrusive_ptr<GatheredStorage> storage_{c10::intrusive_ptr<GatheredStorage>()};
-  uint32_t version_ = 0;                                  // of the shard when it was gathered
+  uint32_t version_ = 0;  // of the shard when it was gathered
 };
 
 }  // namespace fsdp::dtensor

@@ -17,9 +17,9 @@ enum class Rule {
   kLike,       // factories shaped like a sharded tensor
   kRandom,     // fills with random numbers: the numbers the full tensor would get
   kRandomLike,
-  kReduce,   // one number out of a tensor; the collective waits until it is read
-  kStack,    // keeps unread reductions together, so that they are read by one collective
-  kConvert,  // to, contiguous, cpu: nothing to do when nothing changes
+  kReduce,       // one number out of a tensor; the collective waits until it is read
+  kStack,        // keeps unread reductions together, so that they are read by one collective
+  kConvert,      // to, contiguous, cpu: nothing to do when nothing changes
   kShallowCopy,  // the check in front of Tensor::set_data
   kSet,          // Tensor::set_ of a sharded tensor, as torch::load(module) issues it
   kRefuse,

@@ -1,6 +1,6 @@
 #pragma once
-// What the dispatch rules need from whoever keeps the gathered copy of a sharded tensor: a parameter group, or a one-off
-// copy of a tensor without group.
+// What the dispatch rules need from whoever keeps the gathered copy of a sharded tensor: a parameter group, or a
+// one-off copy of a tensor without group.
 #include <ATen/core/Tensor.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/util/ArrayRef.h>

@@ -24,7 +24,8 @@ class PointwisePlan {
   // Whether every operand fits; collects one reference for each list place.
   bool fits() {
     visit([&](const at::Tensor& t, size_t arg, size_t place) { note_reference(t, call_.facts.is_write[arg], place); });
-    if (std::none_of(references_.begin(), references_.end(), [](const auto& r) { return r.handle.defined(); })) return false;
+    if (std::none_of(references_.begin(), references_.end(), [](const auto& r) { return r.handle.defined(); }))
+      return false;
     bool all = true;
     visit([&](const at::Tensor& t, size_t arg, size_t place) { all = all && operand_fits(t, arg, place); });
     return all;
@@ -45,8 +46,10 @@ class PointwisePlan {
     for (const auto& t : written) t.unsafeGetTensorImpl()->bump_version();
     for (size_t r = 0; r < call_.num_returns(); ++r) {
       auto& result = call_.result(r);
-      if (!returned[r].isNone()) result = returned[r];
-      else wrap(result);
+      if (!returned[r].isNone())
+        result = returned[r];
+      else
+        wrap(result);
     }
   }
 
@@ -159,7 +162,8 @@ bool queue_behind_gradient(Call& call) {
   auto* target = state_of(self);
   auto* term = state_of(other);
   if (!target || !term || target == term || target->owner || !term->is_pending()) return false;
-  if (!same_layout(self, other) || self.dtype() != other.dtype() || call.arg(2).toScalar().toDouble() != 1.0) return false;
+  if (!same_layout(self, other) || self.dtype() != other.dtype() || call.arg(2).toScalar().toDouble() != 1.0)
+    return false;
   target->queue_add(shared_state_of(other));
   self.unsafeGetTensorImpl()->bump_version();
   call.finish(self);

@@ -24,7 +24,8 @@ namespace fsdp::dtensor {
 
 namespace {
 
-// self += other, where `self` is an activation and `other` a bias, or both are gradients and `other` is still in flight.
+// self += other, where `self` is an activation and `other` a bias, or both are gradients and `other` is still in
+// flight.
 at::Tensor& add_inplace(at::Tensor& self, const at::Tensor& other, const at::Scalar& alpha) {
   if (!has_wrapper_key(self)) {
     Resolver resolver("aten::add_");

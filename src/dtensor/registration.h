@@ -3,7 +3,8 @@
 
 namespace fsdp::dtensor {
 
-// Called by everything that makes a sharded tensor. Errors: c10::Error when another copy of the library got there first.
+// Called by everything that makes a sharded tensor. Errors: c10::Error when another copy of the library got there
+// first.
 void ensure_dispatch_registered();
 
 }  // namespace fsdp::dtensor

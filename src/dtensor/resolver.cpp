@@ -50,8 +50,7 @@ void Resolver::gather() {
 }
 
 Owner* Resolver::lone_owner(const ShardState* state) const {
-  const auto found =
-      std::find_if(lone_.begin(), lone_.end(), [&](const auto& copy) { return copy->state() == state; });
+  const auto found = std::find_if(lone_.begin(), lone_.end(), [&](const auto& copy) { return copy->state() == state; });
   return found == lone_.end() ? nullptr : found->get();
 }
 

@@ -13,8 +13,8 @@ class Resolver {
  public:
   explicit Resolver(const char* op) : op_(op) {}
 
-  void see(const at::Tensor& tensor);                    // phase 1, for every tensor argument
-  void gather();                                         // ends phase 1
+  void see(const at::Tensor& tensor);                                // phase 1, for every tensor argument
+  void gather();                                                     // ends phase 1
   [[nodiscard]] at::Tensor resolve(const at::Tensor& tensor) const;  // phase 2
   // After the op wrote to `tensor` (as given to see()): the shard follows.
   void write_back(const at::Tensor& tensor) const;

@@ -51,7 +51,8 @@ class QueuedAdd : public Pending {
 };
 
 constexpr const char* kNoDataMessage =
-    "this tensor is sharded: its values are spread over the mesh. Use fsdp::DTensor(t).to_local() for this rank's part, "
+    "this tensor is sharded: its values are spread over the mesh. Use fsdp::DTensor(t).to_local() for this rank's "
+    "part, "
     ".full_tensor() for the whole, or fsdp::full_state_dict(module) to save a model";
 
 }  // namespace
@@ -93,8 +94,8 @@ at::Tensor make_handle(std::shared_ptr<ShardState> state, at::IntArrayRef sizes,
   const auto device = local.device();
   auto storage = c10::make_intrusive<HandleStorage>(device, std::move(owner));
   storage->release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(kNoDataMessage));
-  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::Storage(std::move(storage)),
-                                                   local.key_set().add(kWrapperKey), local.dtype());
+  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::Storage(std::move(storage)), local.key_set().add(kWrapperKey),
+                                                   local.dtype());
   impl->set_sizes_contiguous(sizes);
   impl->set_backend_meta(c10::make_intrusive<HandleMeta>(std::move(state)));
   return at::Tensor(std::move(impl));

@@ -1,12 +1,12 @@
 #pragma once
 // What every handle of one sharded tensor shares: its mesh, its placements and this rank's private part.
 //
-// A handle is an at::Tensor with global sizes, a storage without bytes, the wrapper dispatch key, and a BackendMeta that
-// leads here. detach() and data() make further handles of the same state.
+// A handle is an at::Tensor with global sizes, a storage without bytes, the wrapper dispatch key, and a BackendMeta
+// that leads here. detach() and data() make further handles of the same state.
+#include <c10/core/TensorImpl.h>
 #include <fsdp/device_mesh.h>
 #include <fsdp/placement.h>
 
-#include <c10/core/TensorImpl.h>
 #include <memory>
 #include <string>
 
@@ -33,9 +33,9 @@ class ShardState {
 
   const DeviceMesh mesh;
   Placements placements;
-  std::string path;              // dotted name of the parameter, or what the tensor is
-  Owner* owner = nullptr;        // the parameter group, when this is a parameter; every handle keeps it alive
-  int index = -1;                // the parameter's place in its group
+  std::string path;        // dotted name of the parameter, or what the tensor is
+  Owner* owner = nullptr;  // the parameter group, when this is a parameter; every handle keeps it alive
+  int index = -1;          // the parameter's place in its group
   std::shared_ptr<Ledger> ledger;
   Charge charge;
 
@@ -56,8 +56,8 @@ class ShardState {
 [[nodiscard]] ShardState* state_of(const at::Tensor& tensor);
 [[nodiscard]] std::shared_ptr<ShardState> shared_state_of(const at::Tensor& tensor);
 
-// A handle of `state` with global `sizes` and the dtype and device of its local part. `owner` lives as long as any handle
-// or alias of it.
+// A handle of `state` with global `sizes` and the dtype and device of its local part. `owner` lives as long as any
+// handle or alias of it.
 [[nodiscard]] at::Tensor make_handle(std::shared_ptr<ShardState> state, at::IntArrayRef sizes,
                                      std::shared_ptr<Owner> owner = nullptr);
 // Gives `handle` another dtype or device, those of its state, in place.

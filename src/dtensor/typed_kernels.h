@@ -1,6 +1,6 @@
 #pragma once
-// Unboxed kernels on the wrapper key for hot ops. They do what the boxed fallback does for an op that only reads, without
-// building a stack: about a tenth of the cost.
+// Unboxed kernels on the wrapper key for hot ops. They do what the boxed fallback does for an op that only reads,
+// without building a stack: about a tenth of the cost.
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include "dtensor/call.h"
@@ -35,7 +35,8 @@ c10::IValue run_boxed(const Args&... args) {
   return stack.back();
 }
 
-// The first sharded tensor among the arguments of a pointwise op; null when an argument does not go part by part with it.
+// The first sharded tensor among the arguments of a pointwise op; null when an argument does not go part by part with
+// it.
 class ShardwiseOperands {
  public:
   template <class... Args>

@@ -18,7 +18,10 @@ class Block {
   Block() = default;
   // The first `num_bytes` of `whole`, which may be larger.
   Block(std::shared_ptr<BlockPool> pool, at::Tensor whole, int64_t num_bytes, dtensor::Charge charge)
-      : pool_(std::move(pool)), bytes_(whole.narrow(0, 0, num_bytes)), whole_(std::move(whole)), charge_(std::move(charge)) {}
+      : pool_(std::move(pool)),
+        bytes_(whole.narrow(0, 0, num_bytes)),
+        whole_(std::move(whole)),
+        charge_(std::move(charge)) {}
   Block(Block&& other) noexcept = default;
   Block& operator=(Block&& other) noexcept;
   Block(const Block&) = delete;

@@ -25,8 +25,10 @@ void describe_tensor(std::ostream& out, const std::string& indent, const std::st
     for (size_t i = 0; i < extents.size(); ++i) out << (i ? ", " : "") << extents[i].size();
     out << "], " << to_string(state->placements);
   }
-  if (is_buffer) out << ", buffer";
-  else if (!tensor.requires_grad()) out << ", frozen";
+  if (is_buffer)
+    out << ", buffer";
+  else if (!tensor.requires_grad())
+    out << ", frozen";
   out << "\n";
 }
 

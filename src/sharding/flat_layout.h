@@ -2,8 +2,8 @@
 // Where each parameter of a group lies in the group's rows.
 //
 // A group is gathered by one collective: every rank sends a row of bytes, the concatenation of its padded shards. Slots
-// are ordered by dtype, widest first, so that each shard is aligned without gaps. A parameter of n rows gives every rank c =
-// ceil(n / num_ranks) rows; missing ones are zeros.
+// are ordered by dtype, widest first, so that each shard is aligned without gaps. A parameter of n rows gives every
+// rank c = ceil(n / num_ranks) rows; missing ones are zeros.
 #include <ATen/core/Tensor.h>
 
 #include <vector>
@@ -13,10 +13,10 @@ namespace fsdp::sharding {
 struct SlotLayout {
   std::vector<int64_t> sizes;  // global
   at::ScalarType dtype = at::kFloat;
-  int64_t rows = 0;            // sizes[0]
-  int64_t row_numel = 0;       // product of the other sizes
-  int64_t chunk_rows = 0;      // c
-  int64_t shard_offset = 0;    // bytes, in a rank's row
+  int64_t rows = 0;             // sizes[0]
+  int64_t row_numel = 0;        // product of the other sizes
+  int64_t chunk_rows = 0;       // c
+  int64_t shard_offset = 0;     // bytes, in a rank's row
   int64_t gathered_offset = 0;  // bytes, in the gathered block
 
   [[nodiscard]] int64_t itemsize() const { return static_cast<int64_t>(c10::elementSize(dtype)); }

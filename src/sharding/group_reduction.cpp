@@ -73,8 +73,10 @@ void ParamGroup::reduce_dtype(const std::vector<int>& indices, const std::vector
     const auto& slot = layout_.slots[indices[places[i]]];
     auto& grad = grads[places[i]];
     auto rows = input.narrow(1, offset, slot.shard_numel());
-    if (grad.defined()) cut_into_rows(rows, grad, slot);
-    else rows.zero_();
+    if (grad.defined())
+      cut_into_rows(rows, grad, slot);
+    else
+      rows.zero_();
     flags.narrow(1, static_cast<int64_t>(i), 1).fill_(grad.defined() ? 1 : 0);
     grad.reset();  // frees the whole gradient before the next one is copied
     offset += slot.shard_numel();
@@ -112,8 +114,8 @@ void ParamGroup::keep_local(const std::vector<int>& indices, const std::vector<s
 
 at::Tensor ParamGroup::wrap_gradient(int index, at::Tensor local, std::shared_ptr<dtensor::Pending> pending) {
   const auto& slot = layout_.slots[index];
-  auto state = std::make_shared<dtensor::ShardState>(mesh_, placements_, std::move(local),
-                                                     "gradient of " + slots_[index].path);
+  auto state =
+      std::make_shared<dtensor::ShardState>(mesh_, placements_, std::move(local), "gradient of " + slots_[index].path);
   state->ledger = runtime_->ledger();
   state->charge = dtensor::Charge(runtime_->ledger(), &MemoryStats::gradients, slot.shard_bytes());
   auto handle = dtensor::make_handle(state, slot.sizes);

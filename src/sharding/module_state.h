@@ -18,9 +18,9 @@ class ModuleState {
  public:
   const torch::nn::Module* address = nullptr;  // for look-ups; never dereferenced
   std::string type_name;
-  std::optional<bool> reshard_after_forward;   // as given
-  std::weak_ptr<ModuleState> parent;           // the nearest wrapped ancestor
-  std::weak_ptr<ParamGroup> group;             // empty when outer parameters were all claimed before
+  std::optional<bool> reshard_after_forward;  // as given
+  std::weak_ptr<ModuleState> parent;          // the nearest wrapped ancestor
+  std::weak_ptr<ParamGroup> group;            // empty when outer parameters were all claimed before
   std::weak_ptr<Runtime> runtime;
 
   [[nodiscard]] bool is_root() const { return parent.expired(); }

@@ -44,7 +44,8 @@ void ParamGroup::set_runtime(std::shared_ptr<Runtime> runtime, int id) {
   id_ = id;
 }
 
-// Each parameter keeps its TensorImpl, so that members, registry and optimizer go on sharing it; only its content changes.
+// Each parameter keeps its TensorImpl, so that members, registry and optimizer go on sharing it; only its content
+// changes.
 void ParamGroup::adopt(const std::vector<NamedParameter>& parameters) {
   const PlainScope plain;
   std::vector<SlotShape> shapes;
@@ -69,7 +70,8 @@ void ParamGroup::adopt(const std::vector<NamedParameter>& parameters) {
     slot.state = state;
     slots_.push_back(std::move(slot));
     auto* impl = tensor.unsafeGetTensorImpl();
-    impl->shallow_copy_from(dtensor::make_handle(std::move(state), layout_.slots[i].sizes, shared_from_this()).getIntrusivePtr());
+    impl->shallow_copy_from(
+        dtensor::make_handle(std::move(state), layout_.slots[i].sizes, shared_from_this()).getIntrusivePtr());
   }
 }
 
@@ -132,8 +134,8 @@ void ParamGroup::finish_gather() {
   if (gather.work.defined()) gather.work.wait();
   gather.work = {};
   if (!block_.defined())
-    block_ = runtime_->pool()->acquire(layout_.gathered_bytes, {runtime_->ledger(), &MemoryStats::gathered,
-                                                                num_ranks_ * layout_.row_bytes});
+    block_ = runtime_->pool()->acquire(layout_.gathered_bytes,
+                                       {runtime_->ledger(), &MemoryStats::gathered, num_ranks_ * layout_.row_bytes});
   copy_out(gather.rows.defined() ? gather.rows.bytes() : flat_);
   gathered_version_ = gather.version;
   for (size_t i = 0; i < slots_.size(); ++i)
@@ -152,7 +154,10 @@ void ParamGroup::copy_out(const at::Tensor& rows) {
         std::memcpy(target + r * num_bytes, source + r * layout_.row_bytes, static_cast<size_t>(num_bytes));
     } else {
       const auto source = rows.view({num_ranks_, layout_.row_bytes}).narrow(1, slot.shard_offset, num_bytes);
-      block_.bytes().narrow(0, slot.gathered_offset, num_ranks_ * num_bytes).view({num_ranks_, num_bytes}).copy_(source);
+      block_.bytes()
+          .narrow(0, slot.gathered_offset, num_ranks_ * num_bytes)
+          .view({num_ranks_, num_bytes})
+          .copy_(source);
     }
   }
 }

@@ -45,7 +45,8 @@ class ParamGroup : public dtensor::Owner, public std::enable_shared_from_this<Pa
   void drop_gather();  // waits for a gather in flight and forgets it
   void reshard();      // frees the gathered parameters
 
-  // The group's part of backward: reduces `grads` of the slots `indices` and returns sharded gradients, still in flight.
+  // The group's part of backward: reduces `grads` of the slots `indices` and returns sharded gradients, still in
+  // flight.
   torch::autograd::variable_list reduce(const std::vector<int>& indices, torch::autograd::variable_list grads);
   // `node` ran: the next use makes a new one.
   void forget(const UnshardNode* node);
@@ -81,7 +82,7 @@ class ParamGroup : public dtensor::Owner, public std::enable_shared_from_this<Pa
   struct Gather {
     Block rows;  // uint8 [num_ranks * row_bytes]; before `work`, which refers to it
     comm::PendingCollective work;
-    uint32_t version = 0;   // of flat_ at the start
+    uint32_t version = 0;  // of flat_ at the start
   };
 
   ParamGroup(const DeviceMesh& mesh, std::shared_ptr<Runtime> runtime);

@@ -9,10 +9,10 @@ namespace fsdp::sharding {
 // Gradients are averaged over all ranks: reduce-scatter over the shard group, then all-reduce over the replicas.
 struct ReductionPlan {
   ProcessGroup shard_group;
-  ProcessGroup replicate_group;  // null without replicas
-  std::string name;              // for messages
-  std::vector<std::string> paths;   // one a parameter
-  std::vector<bool> had_gradient;   // on this rank, one a parameter
+  ProcessGroup replicate_group;    // null without replicas
+  std::string name;                // for messages
+  std::vector<std::string> paths;  // one a parameter
+  std::vector<bool> had_gradient;  // on this rank, one a parameter
   [[nodiscard]] int64_t num_ranks() const {
     return shard_group->getSize() * (replicate_group ? replicate_group->getSize() : 1);
   }

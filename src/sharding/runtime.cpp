@@ -149,9 +149,7 @@ torch::autograd::variable_list Runtime::run_backward(ParamGroup& group, const Un
   return reduced;
 }
 
-void Runtime::track(const std::shared_ptr<PendingReduction>& reduction) {
-  reductions_.push_back(reduction);
-}
+void Runtime::track(const std::shared_ptr<PendingReduction>& reduction) { reductions_.push_back(reduction); }
 
 void Runtime::make_room_for_reduction() {
   while (reductions_.size() >= kMaxReductionsInFlight) {

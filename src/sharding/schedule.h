@@ -1,9 +1,10 @@
 #pragma once
 // Learns in which order groups are gathered, and predicts the next one from the last iteration.
 //
-// An iteration is a sequence of passes: forward passes (training or evaluation; a new one starts when the first group of
-// the pass is touched again) and backward passes. Pass k of a kind is predicted from pass k of the iteration before. The
-// prediction depends on the sequence of ops alone, so it is the same on every rank: a predicted gather needs no meeting.
+// An iteration is a sequence of passes: forward passes (training or evaluation; a new one starts when the first group
+// of the pass is touched again) and backward passes. Pass k of a kind is predicted from pass k of the iteration before.
+// The prediction depends on the sequence of ops alone, so it is the same on every rank: a predicted gather needs no
+// meeting.
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -35,11 +36,11 @@ class Schedule {
   };
   std::map<Key, std::vector<int>> learnt_;
   Key key_;
-  std::vector<int> order_;   // of this pass
-  size_t cursor_ = 0;        // in learnt_[key_]
-  int first_touched_ = -1;   // in this pass
+  std::vector<int> order_;  // of this pass
+  size_t cursor_ = 0;       // in learnt_[key_]
+  int first_touched_ = -1;  // in this pass
   int last_touched_ = -1;
-  int num_backward_ = 0;     // in this iteration
+  int num_backward_ = 0;  // in this iteration
   bool started_ = false;
 };
 

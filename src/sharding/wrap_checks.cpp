@@ -66,8 +66,8 @@ void check_parameter(const std::string& path, const at::Tensor& parameter) {
 std::string structure_of(const std::vector<NamedParameter>& parameters) {
   std::ostringstream text;
   for (const auto& [path, tensor] : parameters) {
-    text << path << " " << tensor.sizes() << " " << tensor.scalar_type()
-         << (tensor.requires_grad() ? "" : " frozen") << "\n";
+    text << path << " " << tensor.sizes() << " " << tensor.scalar_type() << (tensor.requires_grad() ? "" : " frozen")
+         << "\n";
   }
   return text.str();
 }
@@ -109,8 +109,10 @@ DeviceMesh checked_mesh(const DeviceMesh& mesh) {
     if (!is_initialized()) init_process_group();
     return init_device_mesh(c10::kCPU, {static_cast<int64_t>(world_size())});
   }
-  TORCH_CHECK_VALUE(mesh.ndim() == 1 || mesh.ndim() == 2, "fully_shard takes a 1-D mesh (shard) or a 2-D mesh (replicate, "
-                    "shard), got ", mesh.ndim(), " dims; slice the mesh by name first");
+  TORCH_CHECK_VALUE(mesh.ndim() == 1 || mesh.ndim() == 2,
+                    "fully_shard takes a 1-D mesh (shard) or a 2-D mesh (replicate, "
+                    "shard), got ",
+                    mesh.ndim(), " dims; slice the mesh by name first");
   TORCH_CHECK(mesh.ndim() == 1 || !mesh.mesh_dim_names().empty(),
               "a 2-D mesh needs mesh_dim_names, so that (replicate, shard) is not mixed up");
   TORCH_CHECK(mesh.get_coordinate(), "this rank is not in the mesh given to fully_shard");
@@ -119,7 +121,8 @@ DeviceMesh checked_mesh(const DeviceMesh& mesh) {
 
 std::vector<NamedParameter> unclaimed_parameters(const torch::nn::Module& module, const DeviceMesh& mesh) {
   check_members("", module);
-  for (const auto& item : module.named_modules("", /*include_self=*/false)) check_members(item.key() + ".", *item.value());
+  for (const auto& item : module.named_modules("", /*include_self=*/false))
+    check_members(item.key() + ".", *item.value());
   std::vector<NamedParameter> unclaimed;
   std::set<const c10::TensorImpl*> seen;
   for (const auto& item : module.named_parameters()) {
@@ -138,21 +141,19 @@ std::vector<NamedParameter> unclaimed_parameters(const torch::nn::Module& module
   return unclaimed;
 }
 
-void check_same_start(const std::vector<NamedParameter>& parameters, const DeviceMesh& mesh,
-                      const std::string& module, bool compare_values) {
+void check_same_start(const std::vector<NamedParameter>& parameters, const DeviceMesh& mesh, const std::string& module,
+                      bool compare_values) {
   const auto structure = structure_of(parameters);
   const auto checksum = compare_values ? checksum_of(parameters) : std::string();
   for (int64_t mesh_dim = 0; mesh_dim < mesh.ndim(); ++mesh_dim) {
     if (mesh.size(mesh_dim) == 1) continue;
     const auto meeting = comm::meeting_of(mesh.get_group(mesh_dim));
-    const auto structural = meeting->compare_with_rank0("wrap " + module, structure, [&](const std::string& theirs) {
-      return first_difference(structure, theirs);
-    });
+    const auto structural = meeting->compare_with_rank0(
+        "wrap " + module, structure, [&](const std::string& theirs) { return first_difference(structure, theirs); });
     TORCH_CHECK_VALUE(structural.empty(), "fully_shard(", module, "): the ranks wrap different modules: ", structural);
     if (!compare_values) continue;
-    const auto different = meeting->compare_with_rank0("values of " + module, checksum, [&](const std::string& theirs) {
-      return first_difference(checksum, theirs);
-    });
+    const auto different = meeting->compare_with_rank0(
+        "values of " + module, checksum, [&](const std::string& theirs) { return first_difference(checksum, theirs); });
     if (!different.empty())
       TORCH_WARN("fully_shard(", module, "): the ranks start from different values (checksums: ", different,
                  "). Seed all ranks alike, load a checkpoint, or pass sync_init = true");

@@ -1,5 +1,4 @@
 #include <fsdp/state_dict.h>
-
 #include <torch/serialize/output-archive.h>
 
 #include "comm/collectives.h"
@@ -53,7 +52,8 @@ void share_error(const torch::nn::Module& module, const std::string& path, const
     if (!state) continue;
     for (int64_t mesh_dim = 0; mesh_dim < state->mesh.ndim(); ++mesh_dim) {
       const auto meeting = comm::meeting_of(state->mesh.get_group(mesh_dim));
-      shared = meeting->compare_with_rank0("the outcome of save_full_state_dict", shared, [](const std::string& theirs) { return theirs; });
+      shared = meeting->compare_with_rank0("the outcome of save_full_state_dict", shared,
+                                           [](const std::string& theirs) { return theirs; });
     }
     break;
   }
@@ -62,13 +62,15 @@ void share_error(const torch::nn::Module& module, const std::string& path, const
 
 // Moves the tensors of `weights` under `prefix` into `archive`, nested as torch::save(module) nests them.
 void write_module(const torch::nn::Module& module, const std::string& prefix,
-                  const torch::OrderedDict<std::string, at::Tensor>& weights, torch::serialize::OutputArchive& archive) {
+                  const torch::OrderedDict<std::string, at::Tensor>& weights,
+                  torch::serialize::OutputArchive& archive) {
   const auto at_name = [&](const std::string& name) {
     const auto* found = weights.find(prefix + name);
     return found ? *found : at::Tensor();
   };
   for (const auto& item : module.named_parameters(false)) archive.write(item.key(), at_name(item.key()));
-  for (const auto& item : module.named_buffers(false)) archive.write(item.key(), at_name(item.key()), /*is_buffer=*/true);
+  for (const auto& item : module.named_buffers(false))
+    archive.write(item.key(), at_name(item.key()), /*is_buffer=*/true);
   for (const auto& item : module.named_children()) {
     if (!item.value()->is_serializable()) continue;
     torch::serialize::OutputArchive child(archive.compilation_unit());

@@ -1,8 +1,9 @@
 // The learnt schedule and the layout of rows, without any process group.
+#include "sharding/schedule.h"
+
 #include <gtest/gtest.h>
 
 #include "sharding/flat_layout.h"
-#include "sharding/schedule.h"
 
 namespace fsdp::sharding {
 namespace {
