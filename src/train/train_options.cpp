@@ -1,0 +1,56 @@
+#include <c10/util/Exception.h>
+
+#include <cmath>
+#include <filesystem>
+
+#include "train/trainer.h"
+
+namespace fsdp::train {
+namespace {
+
+void check_at_least(const char* name, int64_t value, int64_t least) {
+  TORCH_CHECK_VALUE(value >= least, name, " must be at least ", least, ", but is ", value);
+}
+
+void check_not_negative(const char* name, double value) {
+  TORCH_CHECK_VALUE(value >= 0.0 && std::isfinite(value), name, " must not be negative, but is ", value);
+}
+
+// Found out before the training, not after it.
+void check_can_save(const std::string& path) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  TORCH_CHECK_VALUE(!fs::is_directory(path, error), "cannot save to ", path, ": it is a folder; name a file in it");
+  const auto folder = fs::absolute(path, error).parent_path();
+  TORCH_CHECK_VALUE(fs::is_directory(folder, error), "cannot save to ", path, ": there is no folder ", folder.string());
+}
+
+}  // namespace
+
+void TrainOptions::validate() const {
+  model.validate();
+  schedule.validate();
+  sample.validate();
+  check_at_least("batch_size", batch_size, 1);
+  check_at_least("gradient_accumulation_steps", gradient_accumulation_steps, 1);
+  check_at_least("eval_interval", eval_interval, 0);
+  check_at_least("eval_windows", num_eval_windows, 1);
+  check_at_least("log_interval", log_interval, 1);
+  check_not_negative("weight_decay", weight_decay);
+  check_not_negative("max_norm", max_norm);
+  check_not_negative("time_limit", time_limit);
+  TORCH_CHECK_VALUE(model.vocab_size == 256, "text is read byte by byte: vocab_size must be 256, but is ",
+                    model.vocab_size);
+  if (!save.empty()) {
+    check_can_save(save);
+  }
+}
+
+void TrainOptions::validate_for(int64_t world_size) const {
+  const auto unit = world_size * gradient_accumulation_steps;
+  TORCH_CHECK_VALUE(batch_size % unit == 0, "batch_size ", batch_size, " does not divide evenly over ", world_size,
+                    world_size == 1 ? " rank" : " ranks", " x ", gradient_accumulation_steps,
+                    " micro batches. Hint: use a multiple of ", unit, '.');
+}
+
+}  // namespace fsdp::train
