@@ -13,6 +13,7 @@ int main(int argc, char** argv) {
   int exit_code = 0;
   std::vector<std::string> program;
   fsdp::apps::add_run_command(app, program, exit_code);
+  fsdp::apps::add_train_command(app, exit_code);
 
   std::vector<std::string> arguments(argv + 1, argv + argc);
   program = fsdp::apps::split_program(app, arguments);
