@@ -1,4 +1,5 @@
 #pragma once
+// The table that fsdp train prints before the first step.
 #include <string>
 
 #include "train/trainer.h"
