@@ -6,14 +6,13 @@
 namespace fsdp::comm {
 namespace {
 
-[[noreturn]] void throw_collective_error(const ProcessGroup& group, const char* kind, const std::string& what,
-                                         const std::exception& error) {
+std::string reason_of(const std::exception& error) {
   const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
-  const std::string reason = torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
-  C10_THROW_ERROR(DistError,
-                  c10::str("rank ", group->getRank(), " of ", group->getSize(), ": ", kind, " of ", what,
-                           " failed: ", reason, ". A peer left or did not come within ",
-                           to_seconds(group_timeout(group)), ": look at the log of the first rank that failed"));
+  return torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
+}
+
+std::string describe_collective(const ProcessGroup& group, const char* kind, const std::string& what) {
+  return c10::str("rank ", group->getRank(), " of ", group->getSize(), ": ", kind, " of ", what);
 }
 
 void check_tensor(const at::Tensor& tensor, const ProcessGroup& group, const char* kind, const std::string& what) {
@@ -41,7 +40,7 @@ PendingCollective start_collective(const ProcessGroup& group, const char* kind, 
   try {
     return {start(), group, kind, what};
   } catch (const std::exception& error) {
-    throw_collective_error(group, kind, what, error);
+    C10_THROW_ERROR(DistError, c10::str(describe_collective(group, kind, what), " cannot start: ", reason_of(error)));
   }
 }
 
@@ -56,12 +55,14 @@ PendingCollective::PendingCollective(c10::intrusive_ptr<c10d::Work> work, const 
 
 void PendingCollective::wait() {
   if (!work_.defined()) return;
-  const auto work = std::exchange(work_, nullptr);
   try {
-    work->wait();
-  } catch (const std::exception& error) {
-    throw_collective_error(group_, kind_, what_, error);
+    work_->wait();
+  } catch (const std::exception& error) {  // the work stays: whoever waits again must not take the data for good
+    C10_THROW_ERROR(DistError, c10::str(describe_collective(group_, kind_, what_), " failed: ", reason_of(error),
+                                        ". A peer left or did not come within ", to_seconds(group_timeout(group_)),
+                                        ": look at the log of the first rank that failed"));
   }
+  work_.reset();
 }
 
 PendingCollective all_gather(const at::Tensor& output, const at::Tensor& input, const ProcessGroup& group,

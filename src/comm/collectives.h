@@ -7,7 +7,7 @@
 
 namespace fsdp::comm {
 
-// A collective in flight. wait() may be called again; the destructor does not wait.
+// A collective in flight. The destructor does not wait.
 class PendingCollective {
  public:
   PendingCollective() = default;
@@ -17,6 +17,7 @@ class PendingCollective {
   [[nodiscard]] bool defined() const { return work_.defined(); }
   [[nodiscard]] bool is_completed() const { return !work_.defined() || work_->isCompleted(); }
 
+  // May be called again: at once after success, with the same error after a failure.
   // Errors: c10::DistError naming this rank, the collective and the data.
   void wait();
 

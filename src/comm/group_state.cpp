@@ -43,6 +43,9 @@ std::shared_ptr<Meeting> meeting_of(const ProcessGroup& group) {
   const auto state = state_of(group);
   const std::lock_guard lock(state->mutex);
   if (!state->meeting) {
+    TORCH_CHECK_VALUE(group->getStore().defined() || group->getSize() == 1,
+                      "the process group has no store, so its ranks ",
+                      "cannot meet: make it with fsdp::make_process_group or fsdp::new_group");
     state->meeting = std::make_shared<Meeting>(group->getStore(), group->getRank(), group->getSize(), state->timeout);
   }
   return state->meeting;

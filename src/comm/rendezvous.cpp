@@ -124,7 +124,12 @@ StorePtr join_world(const Environment& env, std::chrono::milliseconds timeout) {
     connection.num_inits = 0;
   }
   connection.store->setTimeout(timeout);
-  const std::string prefix = c10::str("fsdp/", env.run_id, "/", env.restart_count, "/", connection.num_inits++, "/");
+  const std::string job = c10::str("fsdp/", env.run_id, "/", env.restart_count, "/");
+  ++connection.num_inits;
+  // A launcher's store outlives this process, and a worker may run one program after another: count in the store.
+  const auto init =
+      env.use_agent_store ? connection.store->add(c10::str(job, "inits/", env.rank), 1) : connection.num_inits;
+  const std::string prefix = c10::str(job, init, "/");
   auto store = c10::make_intrusive<c10d::PrefixStore>(prefix, connection.store);
   Gathering(c10::make_intrusive<c10d::PrefixStore>("join", store), env, timeout).join();
   return store;
