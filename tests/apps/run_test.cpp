@@ -93,6 +93,14 @@ TEST(Run, WorkersFormAGroup) {
   EXPECT_THAT(run.output, HasSubstr("[default1]:sum 3 of 2\n"));
 }
 
+TEST(Run, AWorkerMayRunOneProgramAfterAnother) {
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe");
+  const auto run = run_launcher({"--nproc-per-node", "2", "/bin/sh", "-c", "$SELF && $SELF"},
+                                {{"SELF", self}, {"FSDP_TEST_BODY", "run_all_reduce"}});
+  EXPECT_EQ(run.code, 0) << run.output;
+  EXPECT_EQ(count(run.output, "sum 3 of 2"), 4) << run.output;
+}
+
 TEST(Run, TwoJobsAtOnceDoNotFightOverAPort) {
   const EnvironmentChanges environment{{"FSDP_TEST_BODY", "run_all_reduce"}};
   const std::string self = std::filesystem::read_symlink("/proc/self/exe");
