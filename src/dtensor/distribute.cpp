@@ -2,6 +2,8 @@
 #include <fsdp/dtensor.h>
 
 #include "comm/collectives.h"
+#include "comm/group_state.h"
+#include "comm/meeting.h"
 #include "dtensor/gather.h"
 #include "dtensor/layout.h"
 
@@ -23,6 +25,25 @@ std::vector<int64_t> sizes_of(const std::vector<dtensor::Extent>& extents) {
   std::vector<int64_t> sizes;
   for (const auto& extent : extents) sizes.push_back(extent.size());
   return sizes;
+}
+
+// gloo ends the process when ranks broadcast different sizes: compare first, so that all ranks get an error. What one
+// mesh dim finds is passed on along the next, until the whole mesh knows.
+void check_same_on_all_ranks(const at::Tensor& tensor, const DeviceMesh& mesh) {
+  const std::string own = c10::str(tensor.scalar_type(), " ", tensor.sizes());
+  std::string complaint;
+  for (int64_t mesh_dim = 0; mesh_dim < mesh.ndim(); ++mesh_dim) {
+    const std::string record = complaint.empty() ? own : complaint;
+    const auto compare = [&](const std::string& theirs) -> std::string {
+      if (record == theirs || !complaint.empty()) return complaint;
+      if (theirs.starts_with("rank ")) return theirs;
+      return c10::str("rank ", mesh.get_rank(), " has ", own, ", but another rank has ", theirs);
+    };
+    const auto meeting = comm::meeting_of(mesh.get_group(mesh_dim));
+    const auto found = meeting->compare_with_rank0("tensor to distribute", record, compare);
+    if (!found.empty()) complaint = found;
+  }
+  TORCH_CHECK_VALUE(complaint.empty(), "distribute_tensor: ", complaint, ": pass equal shapes and dtypes");
 }
 
 void broadcast_over(const at::Tensor& tensor, const DeviceMesh& mesh, int src_data_rank) {
@@ -64,6 +85,7 @@ DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, cons
   auto whole = tensor.detach().to(mesh.device_type()).contiguous();
   if (src_data_rank && mesh.size() > 1) {
     if (whole.is_alias_of(tensor)) whole = whole.clone();
+    check_same_on_all_ranks(whole, mesh);
     broadcast_over(whole, mesh, *src_data_rank);
   }
   const auto local = dtensor::own_part(whole, tensor.sizes(), mesh, checked).clone(at::MemoryFormat::Contiguous);
