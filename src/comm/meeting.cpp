@@ -13,7 +13,6 @@ namespace {
 
 using MeetingState = MeetingValue::State;
 constexpr const char* kEndSuffix = "/end";
-constexpr const char* kRecordSuffix = "/record";
 
 // Compare-and-set; on failure `current` becomes what the key holds.
 bool swap_value(c10d::Store& store, const std::string& key, MeetingValue& current, const MeetingValue& next) {
@@ -63,9 +62,13 @@ std::string Meeting::compare_with_rank0(const std::string& topic, const std::str
   // First make sure that all compare the same thing, then exchange, then share the complaints.
   const std::string intent = c10::str("compare '", topic, "' with the other ranks");
   attend(intent);
-  const std::string first = share_from_rank0(intent, record);
+  const std::string record_key = key_of(sequence_ - 1) + "/record";
+  const std::string first = share_from_rank0(intent, record_key, record);
   const std::string complaint = rank_ == 0 ? "" : compare(first);
-  return attend(c10::str("conclude the comparison of '", topic, "'"), complaint);
+  const std::string found = attend(c10::str("conclude the comparison of '", topic, "'"), complaint);
+  // Without a complaint all ranks came here, so all have read the record.
+  if (rank_ == 0 && found.empty()) with_store(intent, [&] { store_->deleteKey(record_key); });
+  return found;
 }
 
 int64_t Meeting::num_meetings() const {
@@ -73,8 +76,7 @@ int64_t Meeting::num_meetings() const {
   return num_meetings_;
 }
 
-std::string Meeting::share_from_rank0(const std::string& intent, const std::string& record) {
-  const std::string key = key_of(sequence_ - 1) + kRecordSuffix;
+std::string Meeting::share_from_rank0(const std::string& intent, const std::string& key, const std::string& record) {
   if (rank_ == 0) {
     with_store(intent, [&] { store_->set(key, record); });
     return record;
@@ -92,8 +94,11 @@ std::string Meeting::attend(const std::string& intent, const std::string& compla
   with_store(intent, [&] {
     value = join(intent, complaint);
     if (value.state == MeetingState::kOpen) value = await_end(key_of(sequence_));
-    if (value.state == MeetingState::kDone) forget_earlier(value);
   });
+  if (value.state == MeetingState::kDone) {
+    oldest_key_ = last_done_;
+    last_done_ = sequence_;
+  }
   ++sequence_;
   if (value.state == MeetingState::kFailed) fail(intent, value.text);
   if (value.state == MeetingState::kComplaint) return value.text;
@@ -129,6 +134,7 @@ MeetingValue Meeting::join(const std::string& intent, const std::string& complai
     if (mismatch) next = failed(current, c10::str("rank ", rank_, " came to ", intent));
     if (!swap_value(*store_, key, current, next)) continue;
     if (next.state != MeetingState::kOpen) end(key);
+    if (current.state == MeetingState::kAbsent) forget_earlier();  // this rank has to wait anyway
     if (mismatch) {  // what the others read in the store names this rank; this rank names the others
       next.text = c10::str("ranks [", c10::Join(", ", current.ranks), "] wait to ", current.text);
     }
@@ -156,13 +162,11 @@ MeetingValue Meeting::await_end(const std::string& key) {
 
 void Meeting::end(const std::string& key) { store_->set(key + kEndSuffix, "1"); }
 
-// A rank that joins a meeting has left all earlier ones: once it is complete nobody reads those any more.
-void Meeting::forget_earlier(const MeetingValue& done) {
-  const bool last_to_join = done.ranks.back() == rank_;
-  for (; oldest_key_ < sequence_; ++oldest_key_) {
-    if (!last_to_join) continue;
-    const std::string key = key_of(oldest_key_);
-    for (const auto* suffix : {"", kEndSuffix, kRecordSuffix}) store_->deleteKey(key + suffix);
+// All ranks joined the last meeting that was complete, so nobody reads an earlier one any more.
+void Meeting::forget_earlier() {
+  for (; oldest_key_ < last_done_; ++oldest_key_) {
+    store_->deleteKey(key_of(oldest_key_));
+    store_->deleteKey(key_of(oldest_key_) + kEndSuffix);
   }
 }
 

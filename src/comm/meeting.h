@@ -43,8 +43,8 @@ class Meeting {
   MeetingValue join(const std::string& intent, const std::string& complaint);
   MeetingValue await_end(const std::string& key);
   void end(const std::string& key);
-  void forget_earlier(const MeetingValue& done);
-  std::string share_from_rank0(const std::string& intent, const std::string& record);
+  void forget_earlier();
+  std::string share_from_rank0(const std::string& intent, const std::string& key, const std::string& record);
   // Turns a failing store into fail().
   void with_store(const std::string& intent, const std::function<void()>& body) const;
   [[noreturn]] void fail(const std::string& intent, const std::string& reason) const;
@@ -56,6 +56,7 @@ class Meeting {
   std::chrono::milliseconds patience_;
   mutable std::mutex mutex_;
   int64_t sequence_ = 0;    // of the next meeting
+  int64_t last_done_ = 0;   // the last one that was complete
   int64_t oldest_key_ = 0;  // meetings before it are gone from the store
   int64_t num_meetings_ = 0;
 };
