@@ -137,16 +137,16 @@ TEST(Meeting, AfterALonelyReadAllMeetAgain) {
 // missed a failed meeting finds the next one.
 TEST(Meeting, GivingUpRacesWithArriving) {
   constexpr int kNumRanks = 3;
-  constexpr int kNumRounds = 60;
+  constexpr int kNumRounds = 40;
   auto store = c10::make_intrusive<c10d::HashStore>();
   std::array<std::atomic<int>, kNumRounds> num_met{};
   std::vector<std::thread> threads;
   for (int rank = 0; rank < kNumRanks; ++rank) {
     threads.emplace_back([&, rank] {
       std::mt19937 random(rank);
-      Meeting meeting(store, rank, kNumRanks, 4ms);
+      Meeting meeting(store, rank, kNumRanks, 20ms);
       for (int round = 0; round < kNumRounds; ++round) {
-        std::this_thread::sleep_for(std::chrono::microseconds(random() % 3000));
+        std::this_thread::sleep_for(std::chrono::microseconds(random() % 12000));
         for (bool met = false; !met;) {  // a rank that gave up tries again
           try {
             meeting.meet("round " + std::to_string(round));
