@@ -10,6 +10,7 @@
 #include <cstring>
 #include <ctime>
 #include <iostream>
+#include <string_view>
 
 #include "worker_environment.h"
 
@@ -17,6 +18,7 @@ namespace fsdp::apps {
 namespace {
 
 constexpr std::array kForwardedSignals{SIGTERM, SIGINT, SIGHUP, SIGQUIT};
+constexpr std::string_view kLocalRankMacro = "${local_rank}";
 constexpr std::chrono::seconds kPatienceWithTheUnkillable{5};
 
 int open_signal_fd() {
@@ -32,11 +34,10 @@ int open_signal_fd() {
 }
 
 std::vector<std::string> arguments_of(const LaunchSpec& spec, int local_rank) {
-  static const std::string kMacro = "${local_rank}";
   auto arguments = spec.program;
   for (auto& argument : arguments) {
-    for (size_t at = argument.find(kMacro); at != std::string::npos; at = argument.find(kMacro)) {
-      argument.replace(at, kMacro.size(), std::to_string(local_rank));
+    for (size_t at = argument.find(kLocalRankMacro); at != std::string::npos; at = argument.find(kLocalRankMacro)) {
+      argument.replace(at, kLocalRankMacro.size(), std::to_string(local_rank));
     }
   }
   return arguments;

@@ -42,7 +42,7 @@ std::vector<std::string> worker_environment(const LaunchSpec& spec, int local_ra
     const std::string_view line(*entry);
     if (!variables.contains(std::string(line.substr(0, line.find('='))))) lines.emplace_back(line);
   }
-  for (const auto& [name, value] : variables) lines.push_back(name + "=" + value);
+  for (const auto& [name, value] : variables) lines.emplace_back(name).append("=").append(value);
   return lines;
 }
 
