@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <cstdlib>
 #include <iostream>
 #include <memory>
 #include <string>
@@ -71,12 +70,6 @@ void add_output_options(CLI::App& command, train::TrainOptions& options) {
   command.add_option("--save", options.save, "write the full weights to this file")->type_name("FILE");
 }
 
-// The first rank of a node speaks for all of it where each finds the same mistake.
-bool speaks_for_node() {
-  const char* local_rank = std::getenv("LOCAL_RANK");
-  return local_rank == nullptr || std::string(local_rank) == "0";
-}
-
 std::string message_of(const std::exception& error) {
   const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
   return torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
@@ -103,7 +96,7 @@ int run_train(TrainArguments arguments) {
         arguments.data,
         {.seq_len = options.model.seq_len, .val_fraction = arguments.val_fraction, .max_bytes = arguments.max_bytes}));
   } catch (const std::exception& error) {
-    return speaks_for_node() ? report_failure(error) : 1;
+    return report_failure(error);  // every rank says it: the launcher stops the others as soon as one exits
   }
   if (arguments.num_threads > 0) {
     at::set_num_threads(arguments.num_threads);
