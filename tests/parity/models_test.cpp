@@ -56,6 +56,8 @@ TEST_P(OptimizerParity, TrainsAsOneProcess) {
     expect_same_training(single, {.tolerance = 1e-5, .optimizer = make});
     Twins twice(rank, net_of<Mlp>(), {.dtype = torch::kDouble});
     expect_same_training(twice, {.tolerance = 1e-10, .optimizer = make});
+    Twins gpt(rank, net_of<Gpt>(1), {.dtype = torch::kDouble});
+    expect_same_training(gpt, {.num_steps = 4, .tolerance = 1e-10, .optimizer = make});
   });
 }
 
