@@ -9,6 +9,9 @@ set(FSDP_SANITIZE "" CACHE STRING "address, undefined or thread")
 if(FSDP_SANITIZE)
   add_compile_options(-fsanitize=${FSDP_SANITIZE} -fno-omit-frame-pointer)
   add_link_options(-fsanitize=${FSDP_SANITIZE})
+  if(FSDP_SANITIZE STREQUAL "thread")
+    add_compile_options(-Wno-tsan)  # LibTorch's headers use fences, which the sanitizer cannot follow
+  endif()
 endif()
 
 if(NOT PROJECT_IS_TOP_LEVEL)

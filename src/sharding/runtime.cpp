@@ -1,5 +1,6 @@
 #include "sharding/runtime.h"
 
+#include <c10/util/hash.h>
 #include <torch/csrc/autograd/engine.h>
 
 namespace fsdp::sharding {
@@ -50,12 +51,14 @@ void Runtime::enter_pass() {
     if (in_forward_) return;
     in_forward_ = true;
     schedule_.begin_pass(Schedule::Kind::kForward);
+    reduction_order_.begin_pass(Schedule::Kind::kForward);
     return;
   }
   if (std::find(backward_tasks_.begin(), backward_tasks_.end(), task) != backward_tasks_.end()) return;
   if (backward_tasks_.empty()) {
     in_forward_ = false;
     schedule_.begin_pass(Schedule::Kind::kBackward);
+    reduction_order_.begin_pass(Schedule::Kind::kBackward);
   }
   backward_tasks_.push_back(task);
   torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this(), task] {
@@ -139,11 +142,22 @@ void Runtime::prefetch() {
   if (next && !next->is_resident()) next->launch_gather();
 }
 
+// A reduction that the last backward did not issue at this place meets the other ranks first: a rank that used another
+// group than they did must hear of it before its collective meets theirs.
+void Runtime::expect_reduction(const ParamGroup& group, const UnshardNode& node) {
+  // The set of parameters belongs to it: it decides the size of what is sent.
+  const int id = static_cast<int>(c10::get_hash(group.id(), node.indices()) & 0x7fffffff);
+  const auto name = group.name();
+  if (!reduction_order_.expects(id)) group.meet({"the gradient", &name});
+  (void)reduction_order_.gathered(id);
+}
+
 torch::autograd::variable_list Runtime::run_backward(ParamGroup& group, const UnshardNode& node,
                                                      torch::autograd::variable_list grads) {
   const std::lock_guard lock(mutex_);
   enter_pass();
   group.forget(&node);
+  expect_reduction(group, node);
   auto reduced = group.reduce(node.indices(), std::move(grads));
   prefetch();
   return reduced;
