@@ -54,7 +54,7 @@ class Runtime : public dtensor::Scheduler, public std::enable_shared_from_this<R
   std::vector<std::weak_ptr<ParamGroup>> groups_;  // by id
   std::vector<std::shared_ptr<ModuleState>> modules_;
   Schedule schedule_;
-  Schedule reduction_order_;  // of backward passes: what is reduced after what
+  Schedule reduction_order_;         // of backward passes: what is reduced after what
   int current_ = -1;                 // the group gathered last; it stays while the next one is used
   std::vector<int> held_;            // ids
   std::vector<int> backward_tasks_;  // ids of the graph tasks that run, outermost first
