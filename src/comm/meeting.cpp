@@ -49,10 +49,14 @@ Meeting::Meeting(const c10::intrusive_ptr<c10d::Store>& store, int rank, int siz
       patience_(timeout / 2) {}
 
 void Meeting::meet(const std::string& what) {
+  const bool says_so = what.starts_with("full_tensor");
+  meet_to(c10::str("read ", what, says_so ? "" : " as a full tensor"));
+}
+
+void Meeting::meet_to(const std::string& intent) {
   if (size_ == 1) return;
   const std::lock_guard lock(mutex_);
-  const bool says_so = what.starts_with("full_tensor");
-  attend(c10::str("read ", what, says_so ? "" : " as a full tensor"));
+  attend(intent);
 }
 
 std::string Meeting::compare_with_rank0(const std::string& topic, const std::string& record,

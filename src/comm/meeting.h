@@ -28,6 +28,8 @@ class Meeting {
   // Returns when every rank of the group called meet() with the same `what`; at once for a group of one.
   // Errors: c10::DistError naming this rank, `what` and the ranks that did not come or wanted something else.
   void meet(const std::string& what);
+  // The same for anything but a read; `intent` starts with an infinitive: "reduce the gradients of layers.0".
+  void meet_to(const std::string& intent);
 
   // Every rank calls it with its own `record`; ranks other than 0 call `compare` with rank 0's, which returns a
   // complaint or "". Returns one of the complaints on every rank, or "" when there is none. Errors: as meet().

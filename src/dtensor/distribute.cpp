@@ -68,6 +68,7 @@ at::Tensor as_partial(const at::Tensor& value, const Partial& partial, int64_t n
 
 DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, const Placements& placements,
                           std::optional<int> src_data_rank) {
+  TORCH_CHECK_VALUE(tensor.defined(), "distribute_tensor() got an undefined tensor");
   TORCH_CHECK(!tensor.requires_grad() || tensor.is_leaf(),
               "distribute_tensor() of a tensor that is the result of an op and requires grad would cut it out of its "
               "graph: distribute the leaf, or detach() first");
@@ -96,6 +97,7 @@ DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, cons
 
 DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements,
                             std::optional<std::vector<int64_t>> shape) {
+  TORCH_CHECK_VALUE(local.defined(), "from_local() got an undefined tensor");
   TORCH_CHECK_TYPE(!is(local), "from_local() takes this rank's plain tensor, got a DTensor");
   const auto checked = dtensor::checked_placements(placements, local.dim(), mesh);
   const PlainScope plain;

@@ -95,7 +95,7 @@ Table build_table() {
   for (const auto name : {"zeros_like", "ones_like", "full_like", "empty_like"}) put(name, {Rule::kLike});
   for (const auto name : {"rand_like", "randn_like", "randint_like"}) put(name, {Rule::kRandomLike});
   for (const auto name : {"detach", "alias", "lift_fresh"}) put(name, {Rule::kAlias});
-  for (const auto name : {"detach_", "retain_graph"}) put(name, {Rule::kNothing});
+  put("detach_", {Rule::kNothing});
   for (const auto name : {"to", "contiguous", "cpu", "lift"}) put(name, {Rule::kConvert});
   put("to.other", {Rule::kShape});
   put("to.device", {Rule::kGather});  // what printing asks for before it reads the values

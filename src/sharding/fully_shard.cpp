@@ -36,11 +36,27 @@ std::shared_ptr<Runtime> join_runtimes(const torch::nn::Module& module, const De
 }
 
 // `state` becomes the parent of every wrapped module below it that has none.
-void link_tree(const std::shared_ptr<ModuleState>& state, const torch::nn::Module& module, const Runtime& runtime) {
-  std::set<const torch::nn::Module*> below;
-  for (const auto& child : module.modules(/*include_self=*/false)) below.insert(child.get());
+void link_tree(const std::shared_ptr<ModuleState>& state, const Runtime& runtime) {
   for (const auto& other : runtime.modules())
-    if (other != state && other->parent.expired() && below.contains(other->address)) other->parent = state;
+    if (other != state && other->parent.expired() && state->below.contains(other->address)) other->parent = state;
+}
+
+std::shared_ptr<ModuleState> make_state(const torch::nn::Module& module, const FullyShardOptions& options) {
+  auto state = std::make_shared<ModuleState>();
+  state->address = &module;
+  state->type_name = sharding::type_name(module);
+  state->reshard_after_forward = options.reshard_after_forward;
+  for (const auto& child : module.modules(/*include_self=*/false)) state->below.insert(child.get());
+  return state;
+}
+
+// A module's parameters belong to the wrapped module that claimed them first: below one nothing is left to wrap.
+void check_bottom_up(const torch::nn::Module& module) {
+  for (const auto& runtime : sharding::runtimes_below(module))
+    for (const auto& other : runtime->modules())
+      TORCH_CHECK_VALUE(!other->below.contains(&module), "fully_shard(", sharding::type_name(module),
+                        "): the module around it, ", other->type_name,
+                        ", was wrapped before and holds its parameters; wrap bottom up, inner modules first");
 }
 
 // Paths as seen from the outermost wrapped module.
@@ -60,18 +76,16 @@ FSDPModule fully_shard(torch::nn::Module& module, const FullyShardOptions& optio
               "fully_shard inside InferenceMode: sharded parameters must track versions; wrap outside of it");
   const auto name = sharding::type_name(module);
   TORCH_CHECK(!is_fsdp(module), "fully_shard(", name, "): this module was wrapped before; wrap it once");
+  check_bottom_up(module);
   const auto mesh = sharding::checked_mesh(options.mesh);
   const auto parameters = sharding::unclaimed_parameters(module, mesh);
   sharding::check_same_start(parameters, mesh, name, /*compare_values=*/!options.sync_init);
   if (options.sync_init) sharding::broadcast_start(parameters, module, mesh);
 
   const auto runtime = join_runtimes(module, mesh);
-  const auto state = std::make_shared<ModuleState>();
-  state->address = &module;
-  state->type_name = name;
-  state->reshard_after_forward = options.reshard_after_forward;
+  const auto state = make_state(module, options);
   runtime->add_module(state);
-  link_tree(state, module, *runtime);
+  link_tree(state, *runtime);
   if (!parameters.empty()) {
     const auto group = ParamGroup::create(parameters, mesh, runtime);
     group->set_module(state);
@@ -101,8 +115,10 @@ void FSDPModule::reshard() {
 
 MemoryStats memory_stats(const torch::nn::Module& module) {
   const auto runtimes = sharding::runtimes_below(module);
-  TORCH_CHECK_VALUE(runtimes.size() == 1, "memory_stats(", sharding::type_name(module),
-                    "): the module must belong to one sharded root, found ", runtimes.size());
+  TORCH_CHECK_VALUE(!runtimes.empty(), "memory_stats(", sharding::type_name(module),
+                    "): this module was not wrapped by fully_shard");
+  TORCH_CHECK_VALUE(runtimes.size() == 1, "memory_stats(", sharding::type_name(module), "): the module holds ",
+                    runtimes.size(), " roots that are sharded by themselves; ask each of them, or wrap the whole");
   return runtimes.front()->ledger()->read();
 }
 

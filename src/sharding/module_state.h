@@ -2,6 +2,7 @@
 // What fully_shard remembers of one wrapped module: its place in the tree and its group.
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,7 @@ class ModuleState {
  public:
   const torch::nn::Module* address = nullptr;  // for look-ups; never dereferenced
   std::string type_name;
+  std::set<const torch::nn::Module*> below;   // all submodules when it was wrapped; for look-ups too
   std::optional<bool> reshard_after_forward;  // as given
   std::weak_ptr<ModuleState> parent;          // the nearest wrapped ancestor
   std::weak_ptr<ParamGroup> group;            // empty when outer parameters were all claimed before

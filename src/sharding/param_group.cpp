@@ -50,10 +50,7 @@ void ParamGroup::adopt(const std::vector<NamedParameter>& parameters) {
   const PlainScope plain;
   std::vector<SlotShape> shapes;
   for (const auto& [path, tensor] : parameters) shapes.push_back({tensor.sizes().vec(), tensor.scalar_type()});
-  layout_ = make_layout(shapes, num_ranks_);
-  const auto device = parameters.front().tensor.device();
-  flat_ = at::zeros({layout_.row_bytes}, at::TensorOptions().dtype(at::kByte).device(device));
-  flat_charge_ = dtensor::Charge(runtime_->ledger(), &MemoryStats::parameters, layout_.row_bytes);
+  allocate_flat(shapes, parameters.front().tensor.device());
   for (size_t i = 0; i < parameters.size(); ++i) {
     const auto& [path, tensor] = parameters[i];
     const auto [begin, end] = own_rows(layout_.slots[i], rank_);
@@ -75,6 +72,13 @@ void ParamGroup::adopt(const std::vector<NamedParameter>& parameters) {
   }
 }
 
+void ParamGroup::allocate_flat(const std::vector<SlotShape>& shapes, c10::Device device) {
+  layout_ = make_layout(shapes, num_ranks_);
+  flat_ = at::zeros({layout_.row_bytes}, at::TensorOptions().dtype(at::kByte).device(device));
+  flat_charge_ = dtensor::Charge();  // gives back what the row before cost
+  flat_charge_ = dtensor::Charge(runtime_->ledger(), &MemoryStats::parameters, layout_.row_bytes);
+}
+
 at::Tensor ParamGroup::local_view(size_t index) const {
   const auto& slot = layout_.slots[index];
   const auto [begin, end] = own_rows(slot, rank_);
@@ -93,10 +97,7 @@ void ParamGroup::rebuild_flat() {
                 slots_.front().path, "' on ", device, ", '", slots_[i].path, "' on ", slots_[i].local.device());
     shapes.push_back({layout_.slots[i].sizes, slots_[i].local.scalar_type()});
   }
-  layout_ = make_layout(shapes, num_ranks_);
-  flat_ = at::zeros({layout_.row_bytes}, at::TensorOptions().dtype(at::kByte).device(device));
-  flat_charge_ = dtensor::Charge();
-  flat_charge_ = dtensor::Charge(runtime_->ledger(), &MemoryStats::parameters, layout_.row_bytes);
+  allocate_flat(shapes, device);
   for (size_t i = 0; i < slots_.size(); ++i) {
     auto local = local_view(i);
     local.copy_(slots_[i].local);
@@ -267,10 +268,16 @@ void ParamGroup::rename(int index, const std::string& path) {
   if (const auto state = slots_[index].state.lock()) state->path = path;
 }
 
-void ParamGroup::meet(const dtensor::Reason& reason) const {
+void ParamGroup::meet_to_read(const dtensor::Reason& reason) const {
   if (num_ranks_ == 1) return;
   runtime_->ledger()->count(&MemoryStats::num_meetings);
   comm::meeting_of(shard_group_)->meet(reason.str());
+}
+
+void ParamGroup::meet_to_reduce() const {
+  if (num_ranks_ == 1) return;
+  runtime_->ledger()->count(&MemoryStats::num_meetings);
+  comm::meeting_of(shard_group_)->meet_to("reduce the gradients of " + name());
 }
 
 }  // namespace fsdp::sharding

@@ -68,7 +68,9 @@ class ParamGroup : public dtensor::Owner, public std::enable_shared_from_this<Pa
   // "layers.0.weight, layers.0.bias": for messages.
   [[nodiscard]] std::string name() const;
   void rename(int index, const std::string& path);  // once the outer module is known
-  void meet(const dtensor::Reason& reason) const;
+  // Before a gather or a reduction that the others may not expect.
+  void meet_to_read(const dtensor::Reason& reason) const;
+  void meet_to_reduce() const;
 
  private:
   struct Slot {
@@ -88,6 +90,7 @@ class ParamGroup : public dtensor::Owner, public std::enable_shared_from_this<Pa
   ParamGroup(const DeviceMesh& mesh, std::shared_ptr<Runtime> runtime);
   void adopt(const std::vector<NamedParameter>& parameters);
   void rebuild_flat();  // after replaced()
+  void allocate_flat(const std::vector<SlotShape>& shapes, c10::Device device);
   void copy_out(const at::Tensor& rows);
   void fill_storage(size_t index, dtensor::GatheredStorage& storage);
   [[nodiscard]] c10::intrusive_ptr<UnshardNode> node_for(int index, const at::Tensor& handle);

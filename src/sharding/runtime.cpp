@@ -97,20 +97,23 @@ void Runtime::touch(c10::ArrayRef<dtensor::Owner*> owners, const dtensor::Reason
 }
 
 void Runtime::gather(ParamGroup& group, c10::ArrayRef<dtensor::Owner*> owners, const dtensor::Reason& reason) {
-  const auto before = schedule_;
-  try {
-    schedule_.touched(group.id(), at::GradMode::is_enabled());
-    // In flight means predicted, unless a write made the gather worthless; a rewritten group is gathered by all ranks.
-    if (!schedule_.expects(group.id())) group.meet(reason);
-    evict(owners);
-    group.finish_gather();
-  } catch (...) {
-    schedule_ = before;  // the other ranks did not come this way
-    throw;
-  }
+  meet_if_unexpected(group, reason);
+  evict(owners);
+  group.finish_gather();
   (void)schedule_.gathered(group.id());
   current_ = group.id();
   prefetch();
+}
+
+// A predicted gather is one that all ranks make: in flight already, or about to be launched.
+void Runtime::meet_if_unexpected(ParamGroup& group, const dtensor::Reason& reason) {
+  const bool with_grad = at::GradMode::is_enabled();
+  if (schedule_.expects(group.id()) && !schedule_.starts_pass(group.id()))
+    return schedule_.touched(group.id(), with_grad);
+  auto changed = schedule_;
+  changed.touched(group.id(), with_grad);
+  if (!changed.expects(group.id())) group.meet_to_read(reason);
+  schedule_ = std::move(changed);  // nothing is learnt where the other ranks did not come this way
 }
 
 bool Runtime::may_evict(const ParamGroup& group, c10::ArrayRef<dtensor::Owner*> owners) const {
@@ -147,8 +150,7 @@ void Runtime::prefetch() {
 void Runtime::expect_reduction(const ParamGroup& group, const UnshardNode& node) {
   // The set of parameters belongs to it: it decides the size of what is sent.
   const int id = static_cast<int>(c10::get_hash(group.id(), node.indices()) & 0x7fffffff);
-  const auto name = group.name();
-  if (!reduction_order_.expects(id)) group.meet({"the gradient", &name});
+  if (!reduction_order_.expects(id)) group.meet_to_reduce();
   (void)reduction_order_.gathered(id);
 }
 

@@ -42,6 +42,7 @@ class Runtime : public dtensor::Scheduler, public std::enable_shared_from_this<R
   void enter_pass();
   void end_backward();
   void gather(ParamGroup& group, c10::ArrayRef<dtensor::Owner*> owners, const dtensor::Reason& reason);
+  void meet_if_unexpected(ParamGroup& group, const dtensor::Reason& reason);
   void evict(c10::ArrayRef<dtensor::Owner*> owners);
   [[nodiscard]] bool may_evict(const ParamGroup& group, c10::ArrayRef<dtensor::Owner*> owners) const;
   void prefetch();

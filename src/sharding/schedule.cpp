@@ -30,7 +30,7 @@ void Schedule::begin_pass(Kind kind, bool predict_from_last_pass) {
 
 void Schedule::touched(int id, bool with_grad) {
   if (id == last_touched_) return;
-  if (key_.kind == Kind::kForward && id == first_touched_) begin_pass(Kind::kForward, !with_grad);
+  if (starts_pass(id)) begin_pass(Kind::kForward, !with_grad);
   if (first_touched_ < 0) first_touched_ = id;
   last_touched_ = id;
 }

@@ -14,6 +14,8 @@ namespace {
 TEST(Distribute, DifferentTensorsAreAnErrorOnAllRanks) {
   testing::run_ranks(3, [](const ProcessGroup& group, int rank) {
     const auto mesh = DeviceMesh::from_group(group, torch::kCPU);
+    EXPECT_ERROR(std::ignore = distribute_tensor({}, mesh, {Shard{0}}), c10::ValueError, "undefined tensor");
+    EXPECT_ERROR(std::ignore = DTensor::from_local({}, mesh, {Shard{0}}), c10::ValueError, "undefined tensor");
     EXPECT_ERROR(std::ignore = distribute_tensor(torch::ones({rank == 1 ? 5 : 4}), mesh, {Shard{0}}), c10::ValueError,
                  "rank 1 has Float [5], but another rank has Float [4]");
     const auto dtype = rank == 2 ? torch::kDouble : torch::kFloat;

@@ -151,6 +151,22 @@ TEST(InitErrors, SameModuleTwice) {
   });
 }
 
+TEST(InitErrors, ChildAfterItsParent) {
+  run_on_ranks(2, [](const RankContext& rank) {
+    torch::nn::Sequential net(torch::nn::Linear(4, 4), torch::nn::Linear(4, 4));
+    fill_parameters(*net, 1);
+    fully_shard(net, {.mesh = rank.mesh});
+    const auto message = refusal<c10::ValueError>(rank, *net->ptr(0));
+    EXPECT_CONTAINS(message, "Sequential, was wrapped before");
+    EXPECT_CONTAINS(message, "bottom up");
+  });
+}
+
+TEST(InitErrors, StatisticsOfAModuleThatWasNotWrapped) {
+  torch::nn::Linear net(4, 4);
+  EXPECT_CONTAINS(error_of<c10::ValueError>([&] { (void)memory_stats(*net); }), "was not wrapped by fully_shard");
+}
+
 TEST(InitErrors, MeshOfThreeDims) {
   run_on_ranks(1, [](const RankContext& rank) {
     const auto group = [&](int which) {
