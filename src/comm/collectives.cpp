@@ -1,7 +1,10 @@
 #include "comm/collectives.h"
 
 #include "comm/group_state.h"
+#include "comm/log.h"
+#include "comm/meeting.h"
 #include "comm/rendezvous.h"
+#include "comm/whereabouts.h"
 
 namespace fsdp::comm {
 namespace {
@@ -35,8 +38,17 @@ void check_parts(const at::Tensor& whole, const at::Tensor& part, const ProcessG
                     " elements are not ", group->getSize(), " ranks times ", part.numel(), " elements");
 }
 
+// FSDP_DEBUG=detail: all ranks agree first on what they are about to do.
+void compare_first(const at::Tensor& data, const ProcessGroup& group, const char* kind, const std::string& what) {
+  if (!checks_every_collective() || group->getSize() == 1) return;
+  meeting_of(group)->meet_to(
+      c10::str("start ", kind, " of ", what, " (", data.numel(), " x ", data.scalar_type(), ")"));
+}
+
 template <class Start>
-PendingCollective start_collective(const ProcessGroup& group, const char* kind, const std::string& what, Start start) {
+PendingCollective start_collective(const at::Tensor& data, const ProcessGroup& group, const char* kind,
+                                   const std::string& what, Start start) {
+  compare_first(data, group, kind, what);
   try {
     return {start(), group, kind, what};
   } catch (const std::exception& error) {
@@ -58,9 +70,10 @@ void PendingCollective::wait() {
   try {
     work_->wait();
   } catch (const std::exception& error) {  // the work stays: whoever waits again must not take the data for good
+    const auto others = whereabouts(group_, c10::str(kind_, " of ", what_));
     C10_THROW_ERROR(DistError, c10::str(describe_collective(group_, kind_, what_), " failed: ", reason_of(error),
                                         ". A peer left or did not come within ", to_seconds(group_timeout(group_)),
-                                        ": look at the log of the first rank that failed"));
+                                        " (", others, "): look at the log of the first rank that failed"));
   }
   work_.reset();
 }
@@ -71,7 +84,7 @@ PendingCollective all_gather(const at::Tensor& output, const at::Tensor& input, 
   if (input.numel() == 0) return {};
   at::Tensor whole = flat_view(output);
   at::Tensor part = flat_view(input);
-  return start_collective(group, "all_gather", what, [&] { return group->all_gather_single(whole, part); });
+  return start_collective(part, group, "all_gather", what, [&] { return group->all_gather_single(whole, part); });
 }
 
 PendingCollective reduce_scatter(const at::Tensor& output, const at::Tensor& input, const ProcessGroup& group,
@@ -82,7 +95,7 @@ PendingCollective reduce_scatter(const at::Tensor& output, const at::Tensor& inp
   at::Tensor part = flat_view(output);
   c10d::ReduceScatterOptions options;
   options.reduceOp = op;
-  return start_collective(group, "reduce_scatter", what,
+  return start_collective(part, group, "reduce_scatter", what,
                           [&] { return group->reduce_scatter_single(part, whole, options); });
 }
 
@@ -95,7 +108,8 @@ std::vector<PendingCollective> all_reduce(const std::vector<at::Tensor>& tensors
   pending.reserve(tensors.size());
   for (const auto& tensor : tensors) {
     std::vector<at::Tensor> one{tensor};
-    pending.push_back(start_collective(group, "all_reduce", what, [&] { return group->allreduce(one, options); }));
+    pending.push_back(
+        start_collective(tensor, group, "all_reduce", what, [&] { return group->allreduce(one, options); }));
   }
   return pending;
 }
@@ -107,7 +121,7 @@ PendingCollective broadcast(const at::Tensor& tensor, int root, const ProcessGro
   c10d::BroadcastOptions options;
   options.rootRank = root;
   std::vector<at::Tensor> tensors{tensor};
-  return start_collective(group, "broadcast", what, [&] { return group->broadcast(tensors, options); });
+  return start_collective(tensor, group, "broadcast", what, [&] { return group->broadcast(tensors, options); });
 }
 
 PendingCollective gather_to_rank0(const at::Tensor& output, const at::Tensor& input, const ProcessGroup& group,
@@ -120,7 +134,7 @@ PendingCollective gather_to_rank0(const at::Tensor& output, const at::Tensor& in
     outputs.push_back(output.view({group->getSize(), input.numel()}).unbind(0));
   }
   std::vector<at::Tensor> inputs{flat_view(input)};
-  return start_collective(group, "gather", what, [&] { return group->gather(outputs, inputs); });
+  return start_collective(input, group, "gather", what, [&] { return group->gather(outputs, inputs); });
 }
 
 }  // namespace fsdp::comm

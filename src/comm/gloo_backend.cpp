@@ -7,10 +7,12 @@
 #include <cstdlib>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupWrapper.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "comm/environment.h"
 #include "comm/local_address.h"
+#include "comm/log.h"
 
 namespace fsdp::comm {
 namespace {
@@ -57,10 +59,20 @@ GlooDevice choose_device(const c10::intrusive_ptr<c10d::Store>& store) {
 
 }  // namespace
 
-c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const BackendContext& context) {
+namespace {
+c10::intrusive_ptr<c10d::Backend> connect(const BackendContext& context, const c10::intrusive_ptr<c10d::Store>& store) {
   auto options = c10d::ProcessGroupGloo::Options::create(context.timeout);
   options->devices.push_back(choose_device(context.store));
-  return c10::make_intrusive<c10d::ProcessGroupGloo>(context.store, context.rank, context.size, options);
+  return c10::make_intrusive<c10d::ProcessGroupGloo>(store, context.rank, context.size, options);
+}
+}  // namespace
+
+c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const BackendContext& context) {
+  auto backend = connect(context, context.store);
+  if (!checks_every_collective()) return backend;
+  // LibTorch's wrapper compares kinds, shapes and dtypes through a second backend before each collective.
+  const auto checker = connect(context, c10::make_intrusive<c10d::PrefixStore>("fsdp/check", context.store));
+  return c10::make_intrusive<c10d::ProcessGroupWrapper>(backend, checker);
 }
 
 }  // namespace fsdp::comm

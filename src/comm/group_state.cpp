@@ -1,5 +1,7 @@
 #include "comm/group_state.h"
 
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
 #include "comm/immortal.h"
 #include "comm/meeting.h"
 
@@ -49,6 +51,19 @@ std::shared_ptr<Meeting> meeting_of(const ProcessGroup& group) {
     state->meeting = std::make_shared<Meeting>(group->getStore(), group->getRank(), group->getSize(), state->timeout);
   }
   return state->meeting;
+}
+
+ProcessGroup neighbours_of(const ProcessGroup& group, int num_ranks) {
+  const auto state = state_of(group);
+  const std::lock_guard lock(state->mutex);
+  auto& known = state->neighbours[num_ranks];
+  if (known.defined()) return known;
+  const int block = group->getRank() / num_ranks;
+  const auto store =
+      c10::make_intrusive<c10d::PrefixStore>(c10::str("fsdp/neighbours/", num_ranks, "/", block), group->getStore());
+  known = make_process_group(store, group->getRank() % num_ranks, num_ranks,
+                             {.backend = group->getBackendName(), .timeout = state->timeout});
+  return known;
 }
 
 }  // namespace fsdp::comm
