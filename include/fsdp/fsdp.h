@@ -1,10 +1,13 @@
 #pragma once
 // Everything: FSDP2 for C++.
+#include <fsdp/call.h>
 #include <fsdp/device_mesh.h>
 #include <fsdp/dtensor.h>
+#include <fsdp/fsdp_module.h>
 #include <fsdp/fully_shard.h>
 #include <fsdp/memory_stats.h>
 #include <fsdp/placement.h>
+#include <fsdp/policies.h>
 #include <fsdp/process_group.h>
 #include <fsdp/state_dict.h>
 #include <fsdp/version.h>

@@ -7,13 +7,18 @@
 //
 // PyTorch: torch.distributed.fsdp.fully_shard, FSDPModule.
 #include <fsdp/device_mesh.h>
+#include <fsdp/fsdp_module.h>
 #include <fsdp/memory_stats.h>
+#include <fsdp/placement.h>
+#include <fsdp/policies.h>
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace fsdp {
 
@@ -21,25 +26,45 @@ namespace sharding {
 class ModuleState;
 }
 
+// What becomes of gathered parameters after their use in forward: unset (freed, but kept by the root), true (freed),
+// false (kept), or a number p of ranks: kept in parts, over p neighbouring ranks, from which backward gathers.
+class ReshardAfterForward {
+ public:
+  ReshardAfterForward() = default;
+  ReshardAfterForward(bool reshard) : num_ranks_(reshard ? kAll : 1) {}  // NOLINT(google-explicit-constructor)
+  ReshardAfterForward(std::optional<bool> reshard)                       // NOLINT(google-explicit-constructor)
+      : ReshardAfterForward(reshard ? ReshardAfterForward(*reshard) : ReshardAfterForward()) {}
+  ReshardAfterForward(int num_ranks)
+      : num_ranks_(num_ranks), is_number_(true) {}  // NOLINT(google-explicit-constructor)
+
+  static constexpr int64_t kAll = -1;  // freed
+  // Over how many ranks parameters stay sharded; 1: they are kept whole. `is_root` decides when unset.
+  [[nodiscard]] int64_t num_ranks(bool is_root) const { return num_ranks_.value_or(is_root ? 1 : kAll); }
+  [[nodiscard]] bool is_number() const { return is_number_; }
+
+ private:
+  std::optional<int64_t> num_ranks_;
+  bool is_number_ = false;
+};
+
+// Where one parameter is cut, and over which mesh when not over that of the options (experts).
+struct ShardPlacementResult {
+  Shard placement = Shard{0};
+  DeviceMesh mesh = {};
+};
+// nullopt: Shard(0). Must answer alike whenever it is asked.
+using ShardPlacementFn =
+    std::function<std::optional<ShardPlacementResult>(const std::string& path, const at::Tensor& parameter)>;
+
 struct FullyShardOptions {
   // 1-D: Shard(0) over it; 2-D: replicated over dim 0, sharded over dim 1. Unset: all ranks, 1-D.
   DeviceMesh mesh = {};
-  std::optional<bool> reshard_after_forward = std::nullopt;  // unset: true, but false for the root
-  bool sync_init = false;                                    // start from rank 0's values instead of comparing
-};
-
-// What fully_shard returns: the handle by which a wrapped module's sharding is steered.
-class FSDPModule {
- public:
-  explicit FSDPModule(std::shared_ptr<sharding::ModuleState> state) : state_(std::move(state)) {}
-  // Errors: c10::ValueError when `module` was not wrapped.
-  [[nodiscard]] static FSDPModule of(const torch::nn::Module& module);
-
-  void unshard();  // gathers this module's own parameters now; they stay until reshard() or the end of backward
-  void reshard();  // frees them
-
- private:
-  std::shared_ptr<sharding::ModuleState> state_;
+  ReshardAfterForward reshard_after_forward = {};
+  bool sync_init = false;  // start from rank 0's values instead of comparing
+  MixedPrecisionPolicy mp_policy = {};
+  std::optional<CPUOffloadPolicy> offload_policy = std::nullopt;
+  ShardPlacementFn shard_placement_fn = {};
+  std::vector<at::Tensor> ignored_params = {};  // stay plain tensors: neither sharded nor reduced
 };
 
 // Wraps one module as one communication group: its parameters that no earlier call claimed become sharded in place.
@@ -53,6 +78,10 @@ template <class M>
 FSDPModule fully_shard(const std::shared_ptr<M>& module, const FullyShardOptions& options = {}) {
   return fully_shard(static_cast<torch::nn::Module&>(*module), options);
 }
+
+// Several modules as one communication group: their parameters are gathered and reduced together.
+FSDPModule fully_shard(const std::vector<std::shared_ptr<torch::nn::Module>>& modules,
+                       const FullyShardOptions& options = {});
 
 [[nodiscard]] bool is_fsdp(const torch::nn::Module& module);
 

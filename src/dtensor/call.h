@@ -43,22 +43,23 @@ class Call {
   void for_each_tensor(const Visit& visit) {
     for (size_t i = 0; i < num_args(); ++i) for_each_tensor_of(arg(i), [&](const at::Tensor& t) { visit(t, i); });
   }
-  // Replaces every defined tensor of argument i by change(tensor).
+  // Replaces every tensor of argument i that carries the wrapper key (with `all`: every defined one) by change(tensor).
   template <class Change>
-  void replace_tensors(size_t i, const Change& change) {
+  void replace_tensors(size_t i, const Change& change, bool all = false) {
+    const auto changes = [all](const at::Tensor& t) { return all ? t.defined() : has_wrapper_key(t); };
     auto& value = arg(i);
     if (value.isTensor()) {
       const auto& tensor = value.toTensor();
-      if (has_wrapper_key(tensor)) value = change(tensor);
+      if (changes(tensor)) value = change(tensor);
     } else if (value.isTensorList()) {
       c10::List<at::Tensor> list;
-      for (const at::Tensor& t : value.toTensorVector()) list.push_back(has_wrapper_key(t) ? change(t) : t);
+      for (const at::Tensor& t : value.toTensorVector()) list.push_back(changes(t) ? change(t) : t);
       value = std::move(list);
     } else if (value.isList()) {  // Tensor?[]
       c10::impl::GenericList list(value.toList().elementType());
       for (const auto& item : value.toListRef()) {
-        const bool wrapped = item.isTensor() && has_wrapper_key(item.toTensor());
-        list.push_back(wrapped ? c10::IValue(change(item.toTensor())) : item);
+        const bool replaces = item.isTensor() && changes(item.toTensor());
+        list.push_back(replaces ? c10::IValue(change(item.toTensor())) : item);
       }
       value = std::move(list);
     }
@@ -86,6 +87,14 @@ class Call {
   bool any = false;
   call.for_each_tensor([&](const at::Tensor& t, size_t) { any = any || t.requires_grad(); });
   return any;
+}
+
+// to(kFloat), also where it changes nothing.
+[[nodiscard]] inline bool asks_for_dtype(Call& call) {
+  const auto& arguments = call.op.schema().arguments();
+  for (size_t i = 1; i < arguments.size(); ++i)
+    if (arguments[i].name() == "dtype" && !call.arg(i).isNone()) return true;
+  return false;
 }
 
 // Whether two sharded tensors can be combined part by part.

@@ -3,9 +3,41 @@
 
 namespace fsdp::dtensor {
 
+namespace {
+
+bool is_activation(const at::Tensor& tensor) {
+  return !has_wrapper_key(tensor) && tensor.dim() > 0 && tensor.is_floating_point();
+}
+
+// Mixed precision: what an op sees of a parameter that is lowered for compute. Writes and reads of values (printing,
+// norms, an explicit `to`) use the shards; an op in a graph, of the table, or that joins it to an activation computes.
+Resolver::Mode mode_of(Call& call) {
+  if (call.facts.rule == Rule::kConvert && asks_for_dtype(call)) return Resolver::Mode::kMaster;
+  bool writes = false;
+  bool joins = call.facts.casts_inputs && call.facts.rule != Rule::kPointwise;
+  call.for_each_tensor([&](const at::Tensor& t, size_t i) {
+    writes = writes || (call.facts.is_write[i] && state_of(t));
+    joins = joins || is_activation(t);
+  });
+  return !writes && (joins || needs_autograd(call)) ? Resolver::Mode::kCompute : Resolver::Mode::kMaster;
+}
+
+// Activations follow the parameter's dtype, as part of the graph.
+void cast_activations(Call& call, at::ScalarType dtype) {
+  const c10::impl::ExcludeDispatchKeyGuard exclude(kWrapperKey);
+  for (size_t i = 0; i < call.num_args(); ++i) {
+    if (call.facts.is_write[i]) continue;
+    call.replace_tensors(
+        i, [&](const at::Tensor& t) { return t.is_floating_point() && t.dim() > 0 ? t.to(dtype) : t; },
+        /*all=*/true);
+  }
+}
+
+}  // namespace
+
 // Any op: gather what it needs, compute plainly, and let the shards follow what it wrote.
 void apply_gather(Call& call) {
-  Resolver resolver(call.facts.name.c_str());
+  Resolver resolver(call.facts.name.c_str(), mode_of(call));
   call.for_each_tensor([&](const at::Tensor& t, size_t) { resolver.see(t); });
   resolver.gather();
 
@@ -16,10 +48,14 @@ void apply_gather(Call& call) {
   }
   for (size_t i = 0; i < call.num_args(); ++i) {
     call.replace_tensors(i, [&](const at::Tensor& t) {
-      if (call.facts.is_write[i]) written.push_back(t);
+      if (call.facts.is_write[i]) {
+        check_not_lowered(t);
+        written.push_back(t);
+      }
       return resolver.resolve(t);
     });
   }
+  if (resolver.cast_dtype() && call.facts.casts_inputs) cast_activations(call, *resolver.cast_dtype());
   call.run();
   for (const auto& t : written) resolver.write_back(t);
   for (size_t r = 0; call.facts.writes && r < call.num_returns(); ++r) {

@@ -88,7 +88,12 @@ bool apply_shape(Call& call) {
 
 bool apply_convert(Call& call) {
   const auto self = call.tensor(0);
-  if (!state_of(self) || !changes_nothing(call, self)) return false;
+  const auto* state = state_of(self);
+  if (!state || !changes_nothing(call, self)) return false;
+  // An explicit dtype asks for the values of a parameter that compute sees in another one. (An alias does not require
+  // grad: Module::to goes through one.)
+  const bool is_lowered = state->owner && state->owner->precision(state->index).is_lowered;
+  if (is_lowered && self.requires_grad() && asks_for_dtype(call)) return false;
   call.finish(self);
   return true;
 }

@@ -59,7 +59,7 @@ at::Tensor LoneCopy::gathered(int index, const at::Tensor& handle) {
     storage = c10::make_intrusive<GatheredStorage>(shared_from_this(), index, full_.nbytes(), bytes_of(full_));
     storage_ = storage;
   }
-  auto tensor = make_gathered(std::move(storage), handle);
+  auto tensor = make_gathered(std::move(storage), handle, full_.scalar_type());
   if (!at::GradMode::is_enabled() || !handle.requires_grad()) return tensor;
   auto node = c10::make_intrusive<GatherNode>(state_, handle, torch::autograd::collect_next_edges(handle));
   torch::autograd::create_gradient_edge(tensor, std::move(node));

@@ -18,6 +18,7 @@ class LoneCopy : public Owner, public Scheduler, public std::enable_shared_from_
   void write_back(int index) override;
   void replaced(int index) override;
   const std::string& path(int) const override { return state_->path; }
+  Precision precision(int) const override { return {full_.scalar_type()}; }
 
  private:
   std::shared_ptr<ShardState> state_;

@@ -14,6 +14,7 @@ OpFacts read_facts(const c10::OperatorHandle& op) {
   facts.rule = entry.rule;
   facts.reduction = entry.reduction;
   facts.refusal = entry.refusal;
+  facts.casts_inputs = entry.rule == Rule::kPointwise || casts_inputs(schema.name());
   facts.is_add_inplace = facts.name == "aten::add_.Tensor";
   const auto& arguments = schema.arguments();
   for (const auto& argument : arguments) {

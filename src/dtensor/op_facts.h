@@ -34,6 +34,7 @@ struct OpFacts {
   std::string name;                     // "aten::add_.Tensor", for messages
   const char* refusal = nullptr;        // why, and what to do instead
   bool writes = false;                  // any argument
+  bool casts_inputs = false;            // mixed precision: floating arguments that meet a parameter follow its dtype
   bool is_add_inplace = false;          // aten::add_.Tensor, which may be queued behind a pending gradient
   c10::SmallVector<bool, 8> is_write;   // argument i is written to
   c10::SmallVector<int, 4> return_arg;  // the argument that return i is, or -1
@@ -47,6 +48,8 @@ struct TableEntry {
   Reduction reduction = Reduction::kNone;
   const char* refusal = nullptr;
 };
+// Whether `name` computes with parameters, so that mixed precision casts what they meet; see rules.cpp.
+[[nodiscard]] bool casts_inputs(const std::string& name);
 [[nodiscard]] TableEntry rule_of(const std::string& name, const std::string& overload);
 
 }  // namespace fsdp::dtensor

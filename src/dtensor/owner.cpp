@@ -34,9 +34,10 @@ GatheredStorage* gathered_storage_of(const at::Tensor& tensor) {
   return dynamic_cast<GatheredStorage*>(tensor.storage().unsafeGetStorageImpl());
 }
 
-at::Tensor make_gathered(c10::intrusive_ptr<GatheredStorage> storage, const at::Tensor& handle) {
+at::Tensor make_gathered(c10::intrusive_ptr<GatheredStorage> storage, const at::Tensor& handle, at::ScalarType dtype) {
   const c10::InferenceMode inference(false);
-  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::Storage(std::move(storage)), handle.key_set(), handle.dtype());
+  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::Storage(std::move(storage)), handle.key_set(),
+                                                   at::scalarTypeToTypeMeta(dtype));
   impl->set_sizes_contiguous(handle.sizes());
   impl->set_version_counter(handle.unsafeGetTensorImpl()->version_counter());
   return at::Tensor(std::move(impl));

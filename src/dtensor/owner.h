@@ -27,6 +27,13 @@ class Scheduler {
   virtual void touch(c10::ArrayRef<Owner*> owners, const Reason& reason) = 0;
 };
 
+// In what dtype gathered() answers.
+struct Precision {
+  at::ScalarType dtype;
+  bool is_lowered = false;   // not the shard's own: for compute only. Writes and reads of values use the shards
+  bool cast_inputs = false;  // activations that meet it are cast to `dtype`
+};
+
 class Owner {
  public:
   virtual ~Owner() = default;
@@ -38,6 +45,7 @@ class Owner {
   // The shard was replaced by one of another dtype or device (Module::to).
   virtual void replaced(int index) = 0;
   [[nodiscard]] virtual const std::string& path(int index) const = 0;
+  [[nodiscard]] virtual Precision precision(int index) const = 0;
 };
 
 // The storage of a gathered tensor and of all its views. Without bytes while its owner is resharded.
@@ -55,8 +63,9 @@ class GatheredStorage : public c10::StorageImpl {
 // The one place that finds the group of a view or saved tensor; null for every other tensor.
 [[nodiscard]] GatheredStorage* gathered_storage_of(const at::Tensor& tensor);
 
-// A tensor of `sizes` over the whole of `storage`, carrying the wrapper key and `handle`'s version counter: a write to
+// A tensor of `handle`'s sizes over `storage`, carrying the wrapper key and `handle`'s version counter: a write to
 // either is seen by autograd on both.
-[[nodiscard]] at::Tensor make_gathered(c10::intrusive_ptr<GatheredStorage> storage, const at::Tensor& handle);
+[[nodiscard]] at::Tensor make_gathered(c10::intrusive_ptr<GatheredStorage> storage, const at::Tensor& handle,
+                                       at::ScalarType dtype);
 
 }  // namespace fsdp::dtensor

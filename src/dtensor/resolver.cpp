@@ -22,6 +22,8 @@ void Resolver::see(const at::Tensor& tensor) {
     }
     if (is_replicated(*state)) return;
     owner = state->owner;
+    if (owner && mode_ == Mode::kMaster && owner->precision(state->index).is_lowered) owner = nullptr;
+    if (owner) note_precision(*owner, state->index);
     if (!owner) owner = lone_owner(state);
     if (!owner) {
       lone_.push_back(std::make_shared<LoneCopy>(shared_state_of(tensor), tensor.sizes()));
@@ -29,6 +31,7 @@ void Resolver::see(const at::Tensor& tensor) {
     }
   } else if (auto* storage = gathered_storage_of(tensor)) {
     owner = storage->owner.get();
+    note_precision(*owner, storage->index);
     if (!path_) path_ = &owner->path(storage->index);
   } else {
     return;
@@ -49,6 +52,11 @@ void Resolver::gather() {
   }
 }
 
+void Resolver::note_precision(const Owner& owner, int index) {
+  const auto precision = owner.precision(index);
+  if (precision.is_lowered && precision.cast_inputs) cast_dtype_ = precision.dtype;
+}
+
 Owner* Resolver::lone_owner(const ShardState* state) const {
   const auto found = std::find_if(lone_.begin(), lone_.end(), [&](const auto& copy) { return copy->state() == state; });
   return found == lone_.end() ? nullptr : found->get();
@@ -58,18 +66,27 @@ at::Tensor Resolver::resolve(const at::Tensor& tensor) const {
   auto* state = state_of(tensor);
   if (!state) return tensor;
   if (is_replicated(*state)) return state->local();
-  auto* owner = state->owner ? state->owner : lone_owner(state);
-  return owner->gathered(state->index, tensor);
+  auto* lone = lone_owner(state);
+  return (lone ? lone : state->owner)->gathered(state->index, tensor);
 }
 
 void Resolver::write_back(const at::Tensor& tensor) const {
   if (auto* state = state_of(tensor)) {
     if (is_replicated(*state)) return tensor.unsafeGetTensorImpl()->bump_version();
-    auto* owner = state->owner ? state->owner : lone_owner(state);
-    owner->write_back(state->index);
+    auto* lone = lone_owner(state);
+    (lone ? lone : state->owner)->write_back(state->index);
   } else if (auto* storage = gathered_storage_of(tensor)) {
     storage->owner->write_back(storage->index);
   }
+}
+
+void check_not_lowered(const at::Tensor& tensor) {
+  const auto* storage = gathered_storage_of(tensor);
+  if (!storage) return;
+  const auto precision = storage->owner->precision(storage->index);
+  TORCH_CHECK_NOT_IMPLEMENTED(!precision.is_lowered, "a write through a view of '",
+                              storage->owner->path(storage->index), "', which was gathered as ", precision.dtype,
+                              " for compute, would round the parameter: write to the parameter itself");
 }
 
 void check_writable(const at::Tensor& tensor) {

@@ -75,6 +75,54 @@ constexpr std::string_view kMetadataOps[] = {
 constexpr std::string_view kShapeOps[] = {"view_as", "expand_as", "reshape_as", "type_as", "to.other"};
 constexpr std::string_view kRandomOps[] = {"normal_",    "uniform_",    "random_", "exponential_",
                                            "geometric_", "log_normal_", "cauchy_", "bernoulli_.float"};
+// Ops that compute with parameters. Under mixed precision all their floating arguments take the parameter's dtype; so
+// do those of pointwise ops. Not here: batch norm (its statistics are buffers that it changes without saying so), cat
+// and stack (they promote), losses.
+constexpr std::string_view kComputeOps[] = {
+    "linear",
+    "matmul",
+    "mm",
+    "bmm",
+    "addmm",
+    "addbmm",
+    "baddbmm",
+    "addmv",
+    "mv",
+    "dot",
+    "outer",
+    "inner",
+    "bilinear",
+    "einsum",
+    "tensordot",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "convolution",
+    "_convolution",
+    "conv_tbc",
+    "conv_transpose1d",
+    "conv_transpose2d",
+    "conv_transpose3d",
+    "embedding",
+    "embedding_bag",
+    "layer_norm",
+    "native_layer_norm",
+    "group_norm",
+    "native_group_norm",
+    "rms_norm",
+    "prelu",
+    "lstm",
+    "gru",
+    "rnn_tanh",
+    "rnn_relu",
+    "lstm_cell",
+    "gru_cell",
+    "rnn_tanh_cell",
+    "rnn_relu_cell",
+    "scaled_dot_product_attention",
+    "_transformer_encoder_layer_fwd",
+    "_native_multi_head_attention",
+};
 // Every change of a handle's metadata in place would leave the shards behind.
 constexpr std::string_view kMetadataWrites[] = {
     "t_",      "transpose_", "swapdims_",   "swapaxes_", "squeeze_", "unsqueeze_",
@@ -121,6 +169,13 @@ Table build_table() {
 }
 
 }  // namespace
+
+bool casts_inputs(const std::string& name) {
+  constexpr std::string_view kNamespace = "aten::";
+  if (!name.starts_with(kNamespace)) return false;
+  const auto own = std::string_view(name).substr(kNamespace.size());
+  return std::find(std::begin(kComputeOps), std::end(kComputeOps), own) != std::end(kComputeOps);
+}
 
 TableEntry rule_of(const std::string& name, const std::string& overload) {
   static const Table table = build_table();

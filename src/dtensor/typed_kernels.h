@@ -26,6 +26,18 @@ const T& resolve_argument(const Resolver&, const T& value) {
   return value;
 }
 
+// Mixed precision: activations follow the dtype of the parameter they meet, as part of the graph.
+inline at::Tensor cast_argument(at::ScalarType dtype, const at::Tensor& tensor) {
+  return tensor.is_floating_point() ? tensor.to(dtype) : tensor;
+}
+inline std::optional<at::Tensor> cast_argument(at::ScalarType dtype, const std::optional<at::Tensor>& tensor) {
+  return tensor && tensor->defined() ? std::optional(cast_argument(dtype, *tensor)) : tensor;
+}
+template <class T>
+const T& cast_argument(at::ScalarType, const T& value) {
+  return value;
+}
+
 // Runs an op on a boxed stack through the rules.
 template <class Op, class... Args>
 c10::IValue run_boxed(const Args&... args) {
@@ -88,6 +100,8 @@ struct TypedKernel<Op, Result(Args...)> {
     (see_argument(resolver, args), ...);
     resolver.gather();
     const c10::impl::ExcludeDispatchKeyGuard exclude(kWrapperKey);
+    if (const auto dtype = resolver.cast_dtype())
+      return Op::call(cast_argument(*dtype, resolve_argument(resolver, args))...);
     return Op::call(resolve_argument(resolver, args)...);
   }
 

@@ -17,9 +17,12 @@ SlotLayout make_slot(const SlotShape& shape, int64_t num_ranks) {
   SlotLayout slot;
   slot.sizes = shape.sizes;
   slot.dtype = shape.dtype;
-  slot.rows = shape.sizes.front();
-  slot.row_numel = std::accumulate(shape.sizes.begin() + 1, shape.sizes.end(), int64_t{1}, std::multiplies<>());
-  slot.chunk_rows = dtensor::chunk_length(slot.rows, num_ranks);
+  slot.dim = shape.dim;
+  slot.n = shape.sizes[static_cast<size_t>(shape.dim)];
+  const auto at_dim = shape.sizes.begin() + shape.dim;
+  slot.before = std::accumulate(shape.sizes.begin(), at_dim, int64_t{1}, std::multiplies<>());
+  slot.after = std::accumulate(at_dim + 1, shape.sizes.end(), int64_t{1}, std::multiplies<>());
+  slot.chunk = dtensor::chunk_length(slot.n, num_ranks);
   return slot;
 }
 
@@ -34,17 +37,25 @@ FlatLayout make_layout(const std::vector<SlotShape>& shapes, int64_t num_ranks) 
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return rank_of(a) < rank_of(b); });
   for (const auto i : order) {
     auto& slot = layout.slots[i];
-    slot.shard_offset = layout.row_bytes;
+    slot.shard_offset = layout.shard_bytes;
     slot.gathered_offset = layout.gathered_bytes;
-    layout.row_bytes += slot.shard_bytes();
+    layout.shard_bytes += slot.shard_bytes();
     layout.gathered_bytes += align(slot.shard_bytes() * num_ranks, kGatheredAlignment);
   }
+  layout.row_bytes = align(layout.shard_bytes, kFingerprintBytes) + kFingerprintBytes;
   return layout;
 }
 
 std::pair<int64_t, int64_t> own_rows(const SlotLayout& slot, int64_t rank) {
-  const auto begin = std::min(slot.rows, slot.chunk_rows * rank);
-  return {begin, std::min(slot.rows, begin + slot.chunk_rows)};
+  const auto begin = std::min(slot.n, slot.chunk * rank);
+  return {begin, std::min(slot.n, begin + slot.chunk)};
+}
+
+std::vector<int64_t> shard_sizes(const SlotLayout& slot, int64_t rank) {
+  const auto [begin, end] = own_rows(slot, rank);
+  auto sizes = slot.sizes;
+  sizes[static_cast<size_t>(slot.dim)] = end - begin;
+  return sizes;
 }
 
 }  // namespace fsdp::sharding

@@ -1,8 +1,10 @@
+#include <c10/util/StringUtil.h>
 #include <fsdp/dtensor.h>
 #include <fsdp/fully_shard.h>
 
 #include <set>
 
+#include "comm/log.h"
 #include "dtensor/layout.h"
 #include "sharding/module_tree.h"
 #include "sharding/runtime.h"
@@ -28,25 +30,33 @@ void shard_gradient(const at::Tensor& parameter) {
 }
 
 // One runtime for the new root and all roots below it.
-std::shared_ptr<Runtime> join_runtimes(const torch::nn::Module& module, const DeviceMesh& mesh) {
-  const auto below = sharding::runtimes_below(module);
+std::shared_ptr<Runtime> join_runtimes(const std::vector<torch::nn::Module*>& modules, const DeviceMesh& mesh) {
   auto runtime = std::make_shared<Runtime>(c10::Device(mesh.device_type()));
-  for (const auto& inner : below) runtime->absorb(*inner);
+  for (const auto* module : modules)
+    for (const auto& inner : sharding::runtimes_below(*module))
+      if (inner != runtime) runtime->absorb(*inner);
   return runtime;
 }
 
 // `state` becomes the parent of every wrapped module below it that has none.
 void link_tree(const std::shared_ptr<ModuleState>& state, const Runtime& runtime) {
-  for (const auto& other : runtime.modules())
-    if (other != state && other->parent.expired() && state->below.contains(other->address)) other->parent = state;
+  for (const auto& other : runtime.modules()) {
+    const bool is_below = std::any_of(other->addresses.begin(), other->addresses.end(),
+                                      [&](const auto* address) { return state->below.contains(address); });
+    if (other != state && other->parent.expired() && is_below) other->parent = state;
+  }
 }
 
-std::shared_ptr<ModuleState> make_state(const torch::nn::Module& module, const FullyShardOptions& options) {
+std::shared_ptr<ModuleState> make_state(const std::vector<torch::nn::Module*>& modules, const std::string& name,
+                                        const FullyShardOptions& options) {
   auto state = std::make_shared<ModuleState>();
-  state->address = &module;
-  state->type_name = sharding::type_name(module);
+  state->type_name = name;
   state->reshard_after_forward = options.reshard_after_forward;
-  for (const auto& child : module.modules(/*include_self=*/false)) state->below.insert(child.get());
+  state->mp_policy = options.mp_policy;
+  for (const auto* module : modules) {
+    state->addresses.insert(module);
+    for (const auto& child : module->modules(/*include_self=*/false)) state->below.insert(child.get());
+  }
   return state;
 }
 
@@ -57,6 +67,34 @@ void check_bottom_up(const torch::nn::Module& module) {
       TORCH_CHECK_VALUE(!other->below.contains(&module), "fully_shard(", sharding::type_name(module),
                         "): the module around it, ", other->type_name,
                         ", was wrapped before and holds its parameters; wrap bottom up, inner modules first");
+}
+
+std::string names_of(const std::vector<torch::nn::Module*>& modules) {
+  std::vector<std::string> names;
+  for (const auto* module : modules) names.push_back(sharding::type_name(*module));
+  return c10::Join(", ", names);
+}
+
+// Parameters over the same mesh make one group, in the order in which their meshes come up.
+void make_groups(const std::shared_ptr<ModuleState>& state, const std::vector<NamedParameter>& parameters,
+                 const std::shared_ptr<Runtime>& runtime) {
+  std::vector<std::vector<NamedParameter>> by_mesh;
+  for (const auto& parameter : parameters) {
+    const auto found = std::find_if(by_mesh.begin(), by_mesh.end(),
+                                    [&](const auto& group) { return group.front().mesh == parameter.mesh; });
+    if (found == by_mesh.end())
+      by_mesh.push_back({parameter});
+    else
+      found->push_back(parameter);
+  }
+  for (const auto& members : by_mesh) {
+    const auto group = ParamGroup::create(members, members.front().mesh, runtime, state);
+    state->groups.push_back(group);
+    for (const auto& parameter : members) shard_gradient(parameter.tensor);
+    comm::log_line(comm::LogLevel::kInfo,
+                   c10::str("fully_shard(", state->type_name, "): ", group->name(), ", ", group->shard_bytes(),
+                            " bytes a rank over ", members.front().mesh.size(), " ranks"));
+  }
 }
 
 // Paths as seen from the outermost wrapped module.
@@ -71,47 +109,50 @@ void rename_parameters(const torch::nn::Module& module) {
 
 }  // namespace
 
-FSDPModule fully_shard(torch::nn::Module& module, const FullyShardOptions& options) {
+namespace {
+
+FSDPModule wrap(const std::vector<torch::nn::Module*>& modules, const FullyShardOptions& options) {
   TORCH_CHECK(!c10::InferenceMode::is_enabled(),
               "fully_shard inside InferenceMode: sharded parameters must track versions; wrap outside of it");
-  const auto name = sharding::type_name(module);
-  TORCH_CHECK(!is_fsdp(module), "fully_shard(", name, "): this module was wrapped before; wrap it once");
-  check_bottom_up(module);
-  const auto mesh = sharding::checked_mesh(options.mesh);
-  const auto parameters = sharding::unclaimed_parameters(module, mesh);
-  sharding::check_same_start(parameters, mesh, name, /*compare_values=*/!options.sync_init);
-  if (options.sync_init) sharding::broadcast_start(parameters, module, mesh);
+  TORCH_CHECK_VALUE(!modules.empty(), "fully_shard({}): the list of modules is empty");
+  const auto name = names_of(modules);
+  for (const auto* module : modules) {
+    TORCH_CHECK(!is_fsdp(*module), "fully_shard(", sharding::type_name(*module),
+                "): this module was wrapped before; wrap it once");
+    check_bottom_up(*module);
+  }
+  auto checked = options;
+  checked.mesh = sharding::checked_mesh(options.mesh);
+  checked.reshard_after_forward = sharding::checked_reshard(options.reshard_after_forward, checked.mesh);
+  sharding::check_offload(options.offload_policy, checked.mesh);
+  const auto parameters = sharding::unclaimed_parameters(modules, checked);
+  sharding::check_same_start(parameters, checked.mesh, name, /*compare_values=*/!options.sync_init);
+  if (options.sync_init) sharding::broadcast_start(parameters, modules, checked.mesh);
 
-  const auto runtime = join_runtimes(module, mesh);
-  const auto state = make_state(module, options);
+  const auto runtime = join_runtimes(modules, checked.mesh);
+  const auto state = make_state(modules, name, checked);
   runtime->add_module(state);
   link_tree(state, *runtime);
-  if (!parameters.empty()) {
-    const auto group = ParamGroup::create(parameters, mesh, runtime);
-    group->set_module(state);
-    state->group = group;
-    for (const auto& parameter : parameters) shard_gradient(parameter.tensor);
-  }
-  rename_parameters(module);
+  make_groups(state, parameters, runtime);
+  for (const auto* module : modules) rename_parameters(*module);
   return FSDPModule(state);
 }
 
+}  // namespace
+
+FSDPModule fully_shard(torch::nn::Module& module, const FullyShardOptions& options) { return wrap({&module}, options); }
+
+FSDPModule fully_shard(const std::vector<std::shared_ptr<torch::nn::Module>>& modules,
+                       const FullyShardOptions& options) {
+  std::vector<torch::nn::Module*> pointers;
+  for (const auto& module : modules) {
+    TORCH_CHECK_VALUE(module, "fully_shard: the list holds a null module");
+    pointers.push_back(module.get());
+  }
+  return wrap(pointers, options);
+}
+
 bool is_fsdp(const torch::nn::Module& module) { return sharding::module_state_of(module) != nullptr; }
-
-FSDPModule FSDPModule::of(const torch::nn::Module& module) {
-  auto state = sharding::module_state_of(module);
-  TORCH_CHECK_VALUE(state, "FSDPModule::of(", sharding::type_name(module),
-                    "): this module was not wrapped by fully_shard");
-  return FSDPModule(std::move(state));
-}
-
-void FSDPModule::unshard() {
-  if (const auto group = state_->group.lock()) group->runtime()->hold(*group);
-}
-
-void FSDPModule::reshard() {
-  if (const auto group = state_->group.lock()) group->runtime()->release(*group);
-}
 
 MemoryStats memory_stats(const torch::nn::Module& module) {
   const auto runtimes = sharding::runtimes_below(module);

@@ -1,7 +1,5 @@
 #include "sharding/param_group.h"
 
-#include <cstring>
-
 #include "comm/group_state.h"
 #include "comm/meeting.h"
 #include "sharding/runtime.h"
@@ -11,11 +9,10 @@ namespace fsdp::sharding {
 
 using dtensor::PlainScope;
 
-ParamGroup::ParamGroup(const DeviceMesh& mesh, std::shared_ptr<Runtime> runtime)
-    : mesh_(mesh), runtime_(std::move(runtime)) {
+ParamGroup::ParamGroup(const DeviceMesh& mesh, std::shared_ptr<Runtime> runtime,
+                       const std::shared_ptr<ModuleState>& module)
+    : mesh_(mesh), runtime_(std::move(runtime)), module_(module), mp_policy_(module->mp_policy) {
   const int64_t shard_dim = mesh.ndim() - 1;
-  placements_.assign(static_cast<size_t>(shard_dim), Replicate{});
-  placements_.emplace_back(Shard{0});
   shard_group_ = mesh.get_group(shard_dim);
   if (shard_dim > 0) replicate_group_ = mesh.get_group(0);
   num_ranks_ = mesh.size(shard_dim);
@@ -32,8 +29,9 @@ ParamGroup::~ParamGroup() {
 }
 
 std::shared_ptr<ParamGroup> ParamGroup::create(const std::vector<NamedParameter>& parameters, const DeviceMesh& mesh,
-                                               std::shared_ptr<Runtime> runtime) {
-  std::shared_ptr<ParamGroup> group(new ParamGroup(mesh, runtime));
+                                               std::shared_ptr<Runtime> runtime,
+                                               const std::shared_ptr<ModuleState>& module) {
+  std::shared_ptr<ParamGroup> group(new ParamGroup(mesh, runtime, module));
   runtime->add_group(group);
   group->adopt(parameters);
   return group;
@@ -44,47 +42,70 @@ void ParamGroup::set_runtime(std::shared_ptr<Runtime> runtime, int id) {
   id_ = id;
 }
 
-// Each parameter keeps its TensorImpl, so that members, registry and optimizer go on sharing it; only its content
-// changes.
+Placements ParamGroup::placements_of(size_t index) const {
+  Placements placements(static_cast<size_t>(mesh_.ndim() - 1), Replicate{});
+  placements.emplace_back(Shard{slots_[index].dim});
+  return placements;
+}
+
+at::ScalarType ParamGroup::gather_dtype(size_t index, at::ScalarType own) const {
+  const bool casts = mp_policy_.param_dtype && !slots_[index].keeps_precision && at::isFloatingType(own);
+  return casts ? *mp_policy_.param_dtype : own;
+}
+
 void ParamGroup::adopt(const std::vector<NamedParameter>& parameters) {
   const PlainScope plain;
   std::vector<SlotShape> shapes;
-  for (const auto& [path, tensor] : parameters) shapes.push_back({tensor.sizes().vec(), tensor.scalar_type()});
-  allocate_flat(shapes, parameters.front().tensor.device());
+  slots_.resize(parameters.size());
   for (size_t i = 0; i < parameters.size(); ++i) {
-    const auto& [path, tensor] = parameters[i];
-    const auto [begin, end] = own_rows(layout_.slots[i], rank_);
-    auto local = local_view(i);
-    local.copy_(tensor.detach().narrow(0, begin, end - begin));
-    auto state = std::make_shared<dtensor::ShardState>(mesh_, placements_, local, path);
-    state->owner = this;
-    state->index = static_cast<int>(i);
-    state->ledger = runtime_->ledger();
-    Slot slot;
-    slot.path = path;
-    slot.local = local;
-    slot.parameter = tensor.getIntrusivePtr();
-    slot.state = state;
-    slots_.push_back(std::move(slot));
-    auto* impl = tensor.unsafeGetTensorImpl();
-    impl->shallow_copy_from(
-        dtensor::make_handle(std::move(state), layout_.slots[i].sizes, shared_from_this()).getIntrusivePtr());
+    const auto& parameter = parameters[i];
+    slots_[i].path = parameter.path;
+    slots_[i].dim = parameter.dim;
+    slots_[i].keeps_precision = parameter.keeps_precision;
+    shapes.push_back({parameter.tensor.sizes().vec(), parameter.tensor.scalar_type(), parameter.dim});
   }
+  allocate_flat(shapes, parameters.front().tensor.device());
+  for (size_t i = 0; i < parameters.size(); ++i) adopt_one(i, parameters[i]);
+}
+
+// Each parameter keeps its TensorImpl, so that members, registry and optimizer go on sharing it; only its content
+// changes.
+void ParamGroup::adopt_one(size_t index, const NamedParameter& parameter) {
+  const auto& layout = layout_.slots[index];
+  const auto [begin, end] = own_rows(layout, rank_);
+  auto& slot = slots_[index];
+  slot.local = local_view(index);
+  slot.local.copy_(parameter.tensor.detach().narrow(layout.dim, begin, end - begin));
+  auto state = std::make_shared<dtensor::ShardState>(mesh_, placements_of(index), slot.local, parameter.path);
+  state->owner = this;
+  state->index = static_cast<int>(index);
+  state->ledger = runtime_->ledger();
+  slot.parameter = parameter.tensor.getIntrusivePtr();
+  slot.state = state;
+  auto* impl = parameter.tensor.unsafeGetTensorImpl();
+  impl->shallow_copy_from(dtensor::make_handle(std::move(state), layout.sizes, shared_from_this()).getIntrusivePtr());
 }
 
 void ParamGroup::allocate_flat(const std::vector<SlotShape>& shapes, c10::Device device) {
   layout_ = make_layout(shapes, num_ranks_);
+  auto gather_shapes = shapes;
+  casts_ = false;
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    gather_shapes[i].dtype = gather_dtype(i, shapes[i].dtype);
+    casts_ = casts_ || gather_shapes[i].dtype != shapes[i].dtype;
+  }
+  gather_layout_ = make_layout(gather_shapes, num_ranks_);
   flat_ = at::zeros({layout_.row_bytes}, at::TensorOptions().dtype(at::kByte).device(device));
+  // Stamping a fingerprint is no write to the shards, hence the version counter of its own.
+  flat_fingerprint_ = flat_.variable_data().narrow(0, layout_.row_bytes - kFingerprintBytes, kFingerprintBytes);
   flat_charge_ = dtensor::Charge();  // gives back what the row before cost
-  flat_charge_ = dtensor::Charge(runtime_->ledger(), &MemoryStats::parameters, layout_.row_bytes);
+  flat_charge_ = dtensor::Charge(runtime_->ledger(), &MemoryStats::parameters, layout_.shard_bytes);
 }
 
 at::Tensor ParamGroup::local_view(size_t index) const {
   const auto& slot = layout_.slots[index];
-  const auto [begin, end] = own_rows(slot, rank_);
-  auto sizes = slot.sizes;
-  sizes[0] = end - begin;
-  const auto num_bytes = (end - begin) * slot.row_numel * slot.itemsize();
+  const auto sizes = shard_sizes(slot, rank_);
+  const auto num_bytes = c10::multiply_integers(sizes) * slot.itemsize();
   return flat_.narrow(0, slot.shard_offset, num_bytes).view(slot.dtype).view(sizes);
 }
 
@@ -95,7 +116,7 @@ void ParamGroup::rebuild_flat() {
   for (size_t i = 0; i < slots_.size(); ++i) {
     TORCH_CHECK(slots_[i].local.device() == device, "parameters of one group are on different devices: '",
                 slots_.front().path, "' on ", device, ", '", slots_[i].path, "' on ", slots_[i].local.device());
-    shapes.push_back({layout_.slots[i].sizes, slots_[i].local.scalar_type()});
+    shapes.push_back({layout_.slots[i].sizes, slots_[i].local.scalar_type(), slots_[i].dim});
   }
   allocate_flat(shapes, device);
   for (size_t i = 0; i < slots_.size(); ++i) {
@@ -107,79 +128,9 @@ void ParamGroup::rebuild_flat() {
   flat_is_outdated_ = false;
 }
 
-bool ParamGroup::is_resident() const {
-  return block_.defined() && !flat_is_outdated_ && gathered_version_ == flat_version();
-}
-
-void ParamGroup::launch_gather() {
-  if (gather_ && gather_->version == flat_version() && !flat_is_outdated_) return;
-  drop_gather();
-  if (flat_is_outdated_) rebuild_flat();
-  const PlainScope plain;
-  Gather gather;
-  gather.version = flat_version();
-  if (num_ranks_ > 1) {
-    const auto num_bytes = num_ranks_ * layout_.row_bytes;
-    gather.rows = runtime_->pool()->acquire(num_bytes, {runtime_->ledger(), &MemoryStats::buffers, num_bytes});
-    gather.work = comm::all_gather(gather.rows.bytes(), flat_, shard_group_, name());
-    runtime_->ledger()->count(&MemoryStats::num_all_gathers);
-  }
-  gather_ = std::move(gather);
-}
-
-void ParamGroup::finish_gather() {
-  launch_gather();
-  auto gather = std::move(*gather_);
-  gather_.reset();
-  const PlainScope plain;
-  if (gather.work.defined()) gather.work.wait();
-  gather.work = {};
-  if (!block_.defined())
-    block_ = runtime_->pool()->acquire(layout_.gathered_bytes,
-                                       {runtime_->ledger(), &MemoryStats::gathered, num_ranks_ * layout_.row_bytes});
-  copy_out(gather.rows.defined() ? gather.rows.bytes() : flat_);
-  gathered_version_ = gather.version;
-  for (size_t i = 0; i < slots_.size(); ++i)
-    if (const auto storage = slots_[i].storage.lock()) fill_storage(i, *storage);
-}
-
-// `rows` is [num_ranks, row_bytes]; parameter i becomes its shards in rank order, padding at the tail.
-void ParamGroup::copy_out(const at::Tensor& rows) {
-  const bool on_cpu = rows.is_cpu();
-  for (const auto& slot : layout_.slots) {
-    const auto num_bytes = slot.shard_bytes();
-    if (on_cpu) {  // one memcpy a shard is several times cheaper than a strided tensor copy of small shards
-      const auto* source = rows.const_data_ptr<uint8_t>() + slot.shard_offset;
-      auto* target = block_.bytes().mutable_data_ptr<uint8_t>() + slot.gathered_offset;
-      for (int64_t r = 0; r < num_ranks_; ++r)
-        std::memcpy(target + r * num_bytes, source + r * layout_.row_bytes, static_cast<size_t>(num_bytes));
-    } else {
-      const auto source = rows.view({num_ranks_, layout_.row_bytes}).narrow(1, slot.shard_offset, num_bytes);
-      block_.bytes()
-          .narrow(0, slot.gathered_offset, num_ranks_ * num_bytes)
-          .view({num_ranks_, num_bytes})
-          .copy_(source);
-    }
-  }
-}
-
-void ParamGroup::fill_storage(size_t index, dtensor::GatheredStorage& storage) {
-  const auto& slot = layout_.slots[index];
-  auto* begin = block_.bytes().mutable_data_ptr<uint8_t>() + slot.gathered_offset;
-  storage.fill(c10::DataPtr(begin, block_.bytes().device()), static_cast<size_t>(slot.shard_bytes() * num_ranks_));
-}
-
-void ParamGroup::drop_gather() {
-  if (!gather_) return;
-  if (gather_->work.defined()) gather_->work.wait();
-  gather_.reset();
-}
-
-void ParamGroup::reshard() {
-  if (!block_.defined()) return;
-  for (const auto& slot : slots_)
-    if (const auto storage = slot.storage.lock()) storage->release();
-  block_.reset();
+dtensor::Precision ParamGroup::precision(int index) const {
+  const auto dtype = gather_layout_.slots[static_cast<size_t>(index)].dtype;
+  return {dtype, dtype != layout_.slots[static_cast<size_t>(index)].dtype, mp_policy_.cast_forward_inputs};
 }
 
 dtensor::Scheduler& ParamGroup::scheduler() { return *runtime_; }
@@ -193,7 +144,7 @@ at::Tensor ParamGroup::gathered(int index, const at::Tensor& handle) {
     fill_storage(static_cast<size_t>(index), *storage);
     slot.storage = storage;
   }
-  auto tensor = dtensor::make_gathered(std::move(storage), handle);
+  auto tensor = dtensor::make_gathered(std::move(storage), handle, precision(index).dtype);
   if (!at::GradMode::is_enabled() || !handle.requires_grad()) return tensor;
   const auto node = node_for(index, handle);
   torch::autograd::impl::set_gradient_edge(tensor, {node, node->output_of(index)});
@@ -226,7 +177,7 @@ c10::intrusive_ptr<UnshardNode> ParamGroup::node_for(int index, const at::Tensor
   }
   auto node = c10::make_intrusive<UnshardNode>(shared_from_this(), std::move(indices), std::move(edges));
   for (const int i : node->indices()) {
-    const auto& slot = layout_.slots[i];
+    const auto& slot = gather_layout_.slots[i];
     node->add_input_metadata(at::TensorOptions().dtype(slot.dtype).device(flat_.device()),
                              c10::fromIntArrayRefSlow(slot.sizes), false, false, slot.dtype);
   }
@@ -235,16 +186,15 @@ c10::intrusive_ptr<UnshardNode> ParamGroup::node_for(int index, const at::Tensor
 }
 
 void ParamGroup::forget(const UnshardNode* node) {
-  if (node_.lock().get() == node) node_ = c10::intrusive_ptr<torch::autograd::Node>();
+  if (!node || node_.lock().get() == node) node_ = c10::intrusive_ptr<torch::autograd::Node>();
 }
 
 void ParamGroup::write_back(int index) {
   const PlainScope plain;
-  const auto& slot = layout_.slots[index];
+  const auto& slot = gather_layout_.slots[index];
   const auto [begin, end] = own_rows(slot, rank_);
-  const auto whole = block_.view(slot.gathered_offset, slot.rows * slot.row_numel, slot.dtype);
-  const auto own = whole.narrow(0, begin * slot.row_numel, (end - begin) * slot.row_numel);
-  slots_[index].local.copy_(own.view(slots_[index].local.sizes()));  // the gathered copy counts as stale from here on
+  const auto whole = block_.view(slot.gathered_offset, slot.numel(), slot.dtype).view(slot.sizes);
+  slots_[index].local.copy_(whole.narrow(slot.dim, begin, end - begin));  // the gathered copy is stale from here on
 }
 
 void ParamGroup::replaced(int index) {

@@ -8,29 +8,34 @@
 
 #include <optional>
 
-#include "comm/collectives.h"
 #include "dtensor/owner.h"
 #include "dtensor/shard_state.h"
 #include "sharding/block_pool.h"
 #include "sharding/flat_layout.h"
+#include "sharding/group_gather.h"
+#include "sharding/module_state.h"
 
 namespace fsdp::sharding {
 
-class ModuleState;
 class PendingReduction;
+struct ReductionPlan;
 class Runtime;
 class UnshardNode;
 
 struct NamedParameter {
   std::string path;
   at::Tensor tensor;
+  int64_t dim = 0;               // on which it is cut
+  bool keeps_precision = false;  // gathered in its own dtype whatever the policy says
+  DeviceMesh mesh = {};
 };
 
 class ParamGroup : public dtensor::Owner, public std::enable_shared_from_this<ParamGroup> {
  public:
   // Shards `parameters` in place. 1-D mesh: over it; 2-D: over dim 1, replicated over dim 0.
   static std::shared_ptr<ParamGroup> create(const std::vector<NamedParameter>& parameters, const DeviceMesh& mesh,
-                                            std::shared_ptr<Runtime> runtime);
+                                            std::shared_ptr<Runtime> runtime,
+                                            const std::shared_ptr<ModuleState>& module);
 
   ~ParamGroup() override;
   ParamGroup(const ParamGroup&) = delete;
@@ -39,16 +44,25 @@ class ParamGroup : public dtensor::Owner, public std::enable_shared_from_this<Pa
   // Gathered and up to date. A write to any shard, also through to_local(), makes the gathered copy stale.
   [[nodiscard]] bool is_resident() const;
   [[nodiscard]] bool has_block() const { return block_.defined(); }
-  [[nodiscard]] bool is_in_flight() const { return gather_.has_value(); }
+  // A gather flies, and no write made it worthless.
+  [[nodiscard]] bool is_in_flight() const;
   void launch_gather();
   void finish_gather();
   void drop_gather();  // waits for a gather in flight and forgets it
-  void reshard();      // frees the gathered parameters
+  void reshard();      // frees the gathered parameters, and the part kept of them
+  // Frees all but this rank's part over `num_ranks` neighbours, from which the next gather starts.
+  void keep_part(int64_t num_ranks);
 
   // The group's part of backward: reduces `grads` of the slots `indices` and returns sharded gradients, still in
-  // flight.
+  // flight; undefined ones when gradients stay on this rank for now.
   torch::autograd::variable_list reduce(const std::vector<int>& indices, torch::autograd::variable_list grads);
-  // `node` ran: the next use makes a new one.
+  // Reduces what earlier backwards left here, when no node of this backward did; adds it to `.grad`.
+  void reduce_leftovers();
+  void drop_leftovers();
+  // The derivative of reduce(): whole gradients from `grads` of sharded ones.
+  torch::autograd::variable_list reduce_backward(const std::vector<int>& indices,
+                                                 const torch::autograd::variable_list& grads);
+  // `node` ran (null: whichever there is): the next use makes a new one.
   void forget(const UnshardNode* node);
 
   // dtensor::Owner
@@ -57,15 +71,16 @@ class ParamGroup : public dtensor::Owner, public std::enable_shared_from_this<Pa
   void write_back(int index) override;
   void replaced(int index) override;
   const std::string& path(int index) const override { return slots_[index].path; }
+  dtensor::Precision precision(int index) const override;
 
   [[nodiscard]] const std::shared_ptr<Runtime>& runtime() const { return runtime_; }
   [[nodiscard]] int id() const { return id_; }
   void set_runtime(std::shared_ptr<Runtime> runtime, int id);
   [[nodiscard]] std::shared_ptr<ModuleState> module() const { return module_.lock(); }
-  void set_module(const std::shared_ptr<ModuleState>& module) { module_ = module; }
   [[nodiscard]] const DeviceMesh& mesh() const { return mesh_; }
-  [[nodiscard]] const Placements& placements() const { return placements_; }
-  // "layers.0.weight, layers.0.bias": for messages.
+  [[nodiscard]] int64_t shard_bytes() const { return layout_.shard_bytes; }
+  [[nodiscard]] size_t num_parameters() const { return slots_.size(); }
+  // "layers.0.weight and 3 more": for messages.
   [[nodiscard]] std::string name() const;
   void rename(int index, const std::string& path);  // once the outer module is known
   // Before a gather or a reduction that the others may not expect.
@@ -75,36 +90,63 @@ class ParamGroup : public dtensor::Owner, public std::enable_shared_from_this<Pa
  private:
   struct Slot {
     std::string path;
+    int64_t dim = 0;
+    bool keeps_precision = false;
     at::Tensor local;  // a view of flat_
     c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> parameter{
         c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()};
     std::weak_ptr<dtensor::ShardState> state;
     c10::weak_intrusive_ptr<dtensor::GatheredStorage> storage{c10::intrusive_ptr<dtensor::GatheredStorage>()};
+    at::Tensor unsynced;  // whole gradient of backwards without gradient sync, in reduce_dtype
+    at::Tensor partial;   // own shard, summed over the shard group and not yet over the replicas
+    dtensor::Charge unsynced_charge;
   };
-  struct Gather {
-    Block rows;  // uint8 [num_ranks * row_bytes]; before `work`, which refers to it
-    comm::PendingCollective work;
-    uint32_t version = 0;  // of flat_ at the start
-  };
+  // The slots of one reduction: places in the lists of reduce().
+  using Places = std::vector<size_t>;
 
-  ParamGroup(const DeviceMesh& mesh, std::shared_ptr<Runtime> runtime);
+  ParamGroup(const DeviceMesh& mesh, std::shared_ptr<Runtime> runtime, const std::shared_ptr<ModuleState>& module);
   void adopt(const std::vector<NamedParameter>& parameters);
+  void adopt_one(size_t index, const NamedParameter& parameter);
   void rebuild_flat();  // after replaced()
   void allocate_flat(const std::vector<SlotShape>& shapes, c10::Device device);
-  void copy_out(const at::Tensor& rows);
-  void fill_storage(size_t index, dtensor::GatheredStorage& storage);
-  [[nodiscard]] c10::intrusive_ptr<UnshardNode> node_for(int index, const at::Tensor& handle);
-  [[nodiscard]] std::vector<int> trainable() const;
+  [[nodiscard]] Placements placements_of(size_t index) const;
+  [[nodiscard]] at::ScalarType gather_dtype(size_t index, at::ScalarType own) const;
   [[nodiscard]] at::Tensor local_view(size_t index) const;
   [[nodiscard]] uint32_t flat_version() const { return static_cast<uint32_t>(flat_._version()); }
-  void reduce_dtype(const std::vector<int>& indices, const std::vector<size_t>& places,
-                    torch::autograd::variable_list& grads, torch::autograd::variable_list& reduced);
-  void keep_local(const std::vector<int>& indices, const std::vector<size_t>& places,
-                  torch::autograd::variable_list& grads, torch::autograd::variable_list& reduced);
+
+  // group_gather.cpp
+  [[nodiscard]] Gather gather_shards();
+  [[nodiscard]] Gather gather_parts();
+  [[nodiscard]] Block cast_row() const;
+  void copy_out(const at::Tensor& rows);
+  void copy_out_slot(const SlotLayout& slot, const at::Tensor& rows);
+  void copy_parts(const Gather& gather);
+  [[nodiscard]] Block acquire_block() const;
+  void fill_storage(size_t index, dtensor::GatheredStorage& storage);
+  [[nodiscard]] bool has_part() const { return part_.bytes.defined() && part_.version == flat_version(); }
+
+  [[nodiscard]] c10::intrusive_ptr<UnshardNode> node_for(int index, const at::Tensor& handle);
+  [[nodiscard]] std::vector<int> trainable() const;
+
+  // group_reduction.cpp
+  [[nodiscard]] ReductionSettings settings() const;
+  [[nodiscard]] int64_t num_all_ranks() const { return mesh_.size(); }
+  [[nodiscard]] at::ScalarType reduce_dtype(int index) const;
+  [[nodiscard]] std::vector<Places> places_by_dtype(const std::vector<int>& indices) const;
+  void keep_unsynced(const std::vector<int>& indices, torch::autograd::variable_list& grads);
+  void add_unsynced(const std::vector<int>& indices, torch::autograd::variable_list& grads);
+  void reduce_places(const std::vector<int>& indices, const Places& places, torch::autograd::variable_list& grads,
+                     torch::autograd::variable_list& reduced);
+  [[nodiscard]] ReductionPlan plan_reduction(const std::vector<int>& indices, const Places& places,
+                                             const torch::autograd::variable_list& grads);
+  void fill_rows(const ReductionPlan& plan, const std::vector<int>& indices, const Places& places,
+                 torch::autograd::variable_list& grads, const at::Tensor& input) const;
+  void keep_partial(const std::vector<int>& indices, const Places& places, PendingReduction& pending);
+  void keep_local(const std::vector<int>& indices, const Places& places, torch::autograd::variable_list& grads,
+                  torch::autograd::variable_list& reduced);
   [[nodiscard]] at::Tensor wrap_gradient(int index, at::Tensor local, std::shared_ptr<dtensor::Pending> pending);
 
   DeviceMesh mesh_;
-  Placements placements_;
   ProcessGroup shard_group_;
   ProcessGroup replicate_group_;  // null on a 1-D mesh
   int64_t num_ranks_;             // of shard_group_
@@ -112,16 +154,21 @@ class ParamGroup : public dtensor::Owner, public std::enable_shared_from_this<Pa
   std::shared_ptr<Runtime> runtime_;
   int id_ = -1;
   std::weak_ptr<ModuleState> module_;
+  MixedPrecisionPolicy mp_policy_;
 
-  FlatLayout layout_;
+  FlatLayout layout_;         // of the shards, in their own dtypes
+  FlatLayout gather_layout_;  // of what is sent and gathered
+  bool casts_ = false;        // the two differ
   std::vector<Slot> slots_;
-  at::Tensor flat_;  // uint8 [row_bytes]: this rank's row
+  at::Tensor flat_;              // uint8 [row_bytes]: this rank's shards, and place for a fingerprint
+  at::Tensor flat_fingerprint_;  // uint8 [8]: the end of flat_, with a version counter of its own
   dtensor::Charge flat_charge_;
   bool flat_is_outdated_ = false;
 
   Block block_;  // uint8 [gathered_bytes]
   uint32_t gathered_version_ = 0;
   std::optional<Gather> gather_;
+  Part part_;
   // An UnshardNode; a graph that uses it keeps it alive.
   c10::weak_intrusive_ptr<torch::autograd::Node> node_{c10::intrusive_ptr<torch::autograd::Node>()};
 };

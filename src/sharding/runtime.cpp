@@ -5,11 +5,6 @@
 
 namespace fsdp::sharding {
 
-namespace {
-// One flies while the next group computes; more would only cost memory.
-constexpr size_t kMaxReductionsInFlight = 1;
-}  // namespace
-
 Runtime::Runtime(c10::Device device)
     : ledger_(std::make_shared<dtensor::Ledger>()), pool_(std::make_shared<BlockPool>(device)) {}
 
@@ -39,8 +34,8 @@ void Runtime::absorb(Runtime& inner) {
 }
 
 std::shared_ptr<ModuleState> Runtime::find_module(const torch::nn::Module* address) const {
-  const auto found =
-      std::find_if(modules_.begin(), modules_.end(), [&](const auto& module) { return module->address == address; });
+  const auto found = std::find_if(modules_.begin(), modules_.end(),
+                                  [&](const auto& module) { return module->addresses.contains(address); });
   return found == modules_.end() ? nullptr : *found;
 }
 
@@ -65,22 +60,35 @@ void Runtime::enter_pass() {
     const auto self = weak.lock();
     if (!self) return;
     const std::lock_guard lock(self->mutex_);
+    if (self->backward_tasks_.size() == 1) self->reduce_leftovers();
     std::erase(self->backward_tasks_, task);
     if (self->backward_tasks_.empty()) self->end_backward();
   });
-  if (backward_tasks_.size() == 1) prefetch();
+  if (backward_tasks_.size() == 1) prefetch_learnt();
+}
+
+template <class Visit>
+void Runtime::for_each_group(const Visit& visit) const {
+  for (const auto& weak : groups_)
+    if (const auto group = weak.lock()) visit(*group);
+}
+
+// What backwards without gradient sync left in groups that this backward did not reach.
+void Runtime::reduce_leftovers() {
+  for_each_group([](ParamGroup& group) { group.reduce_leftovers(); });
 }
 
 void Runtime::end_backward() {
   backward_tasks_.clear();
   held_.clear();
+  recorded_.clear();
   current_ = -1;
-  for (const auto& weak : groups_) {
-    const auto group = weak.lock();
-    if (!group) continue;
-    group->drop_gather();
-    group->reshard();
-  }
+  if (!is_last_backward_) return;
+  for_each_group([](ParamGroup& group) {
+    const auto module = group.module();
+    group.drop_gather();
+    if (!module || module->reshard_after_backward) group.reshard();
+  });
 }
 
 void Runtime::touch(c10::ArrayRef<dtensor::Owner*> owners, const dtensor::Reason& reason) {
@@ -93,27 +101,33 @@ void Runtime::touch(c10::ArrayRef<dtensor::Owner*> owners, const dtensor::Reason
     } else {
       gather(group, owners, reason);
     }
+    if (!held_.empty()) std::erase(held_, group.id());
   }
 }
 
 void Runtime::gather(ParamGroup& group, c10::ArrayRef<dtensor::Owner*> owners, const dtensor::Reason& reason) {
-  meet_if_unexpected(group, reason);
+  const bool was_recorded = std::erase(recorded_, group.id()) > 0 && group.is_in_flight();
+  if (!was_recorded) record(group, reason);
   evict(owners);
   group.finish_gather();
-  (void)schedule_.gathered(group.id());
   current_ = group.id();
-  prefetch();
+  prefetch_after(group);
 }
 
-// A predicted gather is one that all ranks make: in flight already, or about to be launched.
-void Runtime::meet_if_unexpected(ParamGroup& group, const dtensor::Reason& reason) {
+// Enters a gather into the schedule. One that flies already was started by all ranks, as they predicted it or were told
+// to prefetch it; so will be one that is predicted. Any other meets the other ranks first.
+void Runtime::record(ParamGroup& group, const dtensor::Reason& reason) {
+  const int id = group.id();
   const bool with_grad = at::GradMode::is_enabled();
-  if (schedule_.expects(group.id()) && !schedule_.starts_pass(group.id()))
-    return schedule_.touched(group.id(), with_grad);
-  auto changed = schedule_;
-  changed.touched(group.id(), with_grad);
-  if (!changed.expects(group.id())) group.meet_to_read(reason);
-  schedule_ = std::move(changed);  // nothing is learnt where the other ranks did not come this way
+  if (group.is_in_flight() || (schedule_.expects(id) && !schedule_.starts_pass(id))) {
+    schedule_.touched(id, with_grad);
+  } else {
+    auto changed = schedule_;
+    changed.touched(id, with_grad);
+    if (!changed.expects(id)) group.meet_to_read(reason);
+    schedule_ = std::move(changed);  // nothing is learnt where the other ranks did not come this way
+  }
+  (void)schedule_.gathered(id);
 }
 
 bool Runtime::may_evict(const ParamGroup& group, c10::ArrayRef<dtensor::Owner*> owners) const {
@@ -128,28 +142,48 @@ bool Runtime::may_evict(const ParamGroup& group, c10::ArrayRef<dtensor::Owner*> 
 }
 
 void Runtime::evict(c10::ArrayRef<dtensor::Owner*> owners) {
-  for (const auto& weak : groups_) {
-    const auto group = weak.lock();
-    if (group && may_evict(*group, owners)) group->reshard();
+  for_each_group([&](ParamGroup& group) {
+    if (!may_evict(group, owners)) return;
+    const auto module = group.module();
+    if (module && !in_backward())
+      group.keep_part(module->num_ranks_after_forward());
+    else
+      group.reshard();
+  });
+}
+
+// What the module of `group` lists, or else what followed last time.
+void Runtime::prefetch_after(const ParamGroup& group) {
+  const auto module = group.module();
+  const auto* list = !module ? nullptr : in_backward() ? &module->backward_prefetch : &module->forward_prefetch;
+  if (!list || !*list) return prefetch_learnt();
+  for (const auto& weak : **list) {
+    const auto next = weak.lock();
+    if (!next) continue;
+    for (const auto& weak_group : next->groups) {
+      const auto target = weak_group.lock();
+      if (target && target->runtime().get() == this && !target->is_resident()) target->launch_gather();
+    }
   }
 }
 
-void Runtime::prefetch() {
+void Runtime::prefetch_learnt() {
   const auto id = schedule_.next();
   if (!id) return;
-  for (const auto& weak : groups_) {
-    const auto other = weak.lock();
-    if (other && other->is_in_flight()) return;  // one ahead
-  }
+  bool any_in_flight = false;
+  for_each_group([&](const ParamGroup& other) { any_in_flight = any_in_flight || other.is_in_flight(); });
   const auto next = group(*id);
-  if (next && !next->is_resident()) next->launch_gather();
+  if (any_in_flight || !next || next->is_resident()) return;  // one ahead
+  const auto module = next->module();
+  if (in_backward() && module && !module->unshard_in_backward) return;
+  next->launch_gather();
 }
 
 // A reduction that the last backward did not issue at this place meets the other ranks first: a rank that used another
 // group than they did must hear of it before its collective meets theirs.
-void Runtime::expect_reduction(const ParamGroup& group, const UnshardNode& node) {
+void Runtime::expect_reduction(const ParamGroup& group, const std::vector<int>& indices) {
   // The set of parameters belongs to it: it decides the size of what is sent.
-  const int id = static_cast<int>(c10::get_hash(group.id(), node.indices()) & 0x7fffffff);
+  const int id = static_cast<int>(c10::get_hash(group.id(), indices) & 0x7fffffff);
   if (!reduction_order_.expects(id)) group.meet_to_reduce();
   (void)reduction_order_.gathered(id);
 }
@@ -159,16 +193,17 @@ torch::autograd::variable_list Runtime::run_backward(ParamGroup& group, const Un
   const std::lock_guard lock(mutex_);
   enter_pass();
   group.forget(&node);
-  expect_reduction(group, node);
+  const auto module = group.module();
+  if (!module || module->reduction.requires_gradient_sync) expect_reduction(group, node.indices());
   auto reduced = group.reduce(node.indices(), std::move(grads));
-  prefetch();
+  prefetch_learnt();
   return reduced;
 }
 
 void Runtime::track(const std::shared_ptr<PendingReduction>& reduction) { reductions_.push_back(reduction); }
 
 void Runtime::make_room_for_reduction() {
-  while (reductions_.size() >= kMaxReductionsInFlight) {
+  while (reductions_.size() >= max_reductions_) {
     const auto oldest = reductions_.front();
     reductions_.erase(reductions_.begin());
     oldest->wait();
@@ -179,19 +214,63 @@ bool Runtime::is_held(const ParamGroup& group) const {
   return std::find(held_.begin(), held_.end(), group.id()) != held_.end();
 }
 
-void Runtime::hold(ParamGroup& group) {
+void Runtime::hold(ParamGroup& group, bool async_op) {
   const std::lock_guard lock(mutex_);
-  const std::string name = group.name();
-  dtensor::Owner* owner = &group;
-  touch({&owner, 1}, {"unshard", &name});
+  enter_pass();
+  if (!group.is_resident()) {
+    const std::string name = group.name();
+    dtensor::Owner* owner = &group;
+    if (async_op && !group.is_in_flight()) {
+      record(group, {"unshard", &name});
+      group.launch_gather();
+      recorded_.push_back(group.id());
+    } else if (!async_op) {
+      gather(group, {&owner, 1}, {"unshard", &name});
+    }
+  }
   if (!is_held(group)) held_.push_back(group.id());
+}
+
+void Runtime::finish(ParamGroup& group) {
+  const std::lock_guard lock(mutex_);
+  if (group.is_in_flight()) group.finish_gather();
 }
 
 void Runtime::release(ParamGroup& group) {
   const std::lock_guard lock(mutex_);
   std::erase(held_, group.id());
+  std::erase(recorded_, group.id());
   group.drop_gather();
   group.reshard();
+}
+
+void Runtime::reset() {
+  const std::lock_guard lock(mutex_);
+  backward_tasks_.clear();
+  held_.clear();
+  recorded_.clear();
+  current_ = -1;
+  in_forward_ = false;
+  is_last_backward_ = true;
+  schedule_.abandon_pass();
+  reduction_order_.abandon_pass();
+  for (const auto& reduction : std::exchange(reductions_, {})) reduction->wait();
+  for_each_group([](ParamGroup& group) {
+    group.drop_gather();
+    group.reshard();
+    group.drop_leftovers();
+    group.forget(nullptr);
+  });
+}
+
+void Runtime::set_is_last_backward(bool is_last_backward) {
+  const std::lock_guard lock(mutex_);
+  is_last_backward_ = is_last_backward;
+}
+
+void Runtime::set_max_reductions(int64_t num_reductions) {
+  const std::lock_guard lock(mutex_);
+  max_reductions_ = std::max(max_reductions_, static_cast<size_t>(num_reductions));
 }
 
 }  // namespace fsdp::sharding

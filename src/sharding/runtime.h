@@ -22,8 +22,13 @@ class Runtime : public dtensor::Scheduler, public std::enable_shared_from_this<R
   void touch(c10::ArrayRef<dtensor::Owner*> owners, const dtensor::Reason& reason) override;
   torch::autograd::variable_list run_backward(ParamGroup& group, const UnshardNode& node,
                                               torch::autograd::variable_list grads);
-  void hold(ParamGroup& group);     // FSDPModule::unshard: gathered until released or the end of backward
+  // FSDPModule::unshard: gathered until it was used, released, or backward ended. With `async_op` only started.
+  void hold(ParamGroup& group, bool async_op);
+  void finish(ParamGroup& group);   // waits for hold(group, true)
   void release(ParamGroup& group);  // FSDPModule::reshard
+  void reset();                     // FSDPModule::reset_iter_state
+  void set_is_last_backward(bool is_last_backward);
+  void set_max_reductions(int64_t num_reductions);
 
   void add_group(const std::shared_ptr<ParamGroup>& group);
   void add_module(const std::shared_ptr<ModuleState>& module);
@@ -33,21 +38,27 @@ class Runtime : public dtensor::Scheduler, public std::enable_shared_from_this<R
 
   [[nodiscard]] const std::shared_ptr<dtensor::Ledger>& ledger() const { return ledger_; }
   [[nodiscard]] const std::shared_ptr<BlockPool>& pool() const { return pool_; }
-  // At most one reduction flies while the next group computes: waits for older ones.
+  // At most max_reductions_ fly while the next group computes: waits for older ones.
   void make_room_for_reduction();
+  // Before a reduction of `indices` of `group`: meets the other ranks unless the last backward had it at this place.
+  void expect_reduction(const ParamGroup& group, const std::vector<int>& indices);
   void track(const std::shared_ptr<PendingReduction>& reduction);
 
  private:
   [[nodiscard]] std::shared_ptr<ParamGroup> group(int id) const { return groups_[id].lock(); }
   void enter_pass();
+  void reduce_leftovers();
   void end_backward();
   void gather(ParamGroup& group, c10::ArrayRef<dtensor::Owner*> owners, const dtensor::Reason& reason);
-  void meet_if_unexpected(ParamGroup& group, const dtensor::Reason& reason);
+  void record(ParamGroup& group, const dtensor::Reason& reason);
   void evict(c10::ArrayRef<dtensor::Owner*> owners);
   [[nodiscard]] bool may_evict(const ParamGroup& group, c10::ArrayRef<dtensor::Owner*> owners) const;
-  void prefetch();
-  void expect_reduction(const ParamGroup& group, const UnshardNode& node);
+  void prefetch_learnt();
+  void prefetch_after(const ParamGroup& group);
+  [[nodiscard]] bool in_backward() const { return !backward_tasks_.empty(); }
   [[nodiscard]] bool is_held(const ParamGroup& group) const;
+  template <class Visit>
+  void for_each_group(const Visit& visit) const;
 
   std::recursive_mutex mutex_;
   std::shared_ptr<dtensor::Ledger> ledger_;
@@ -57,9 +68,12 @@ class Runtime : public dtensor::Scheduler, public std::enable_shared_from_this<R
   Schedule schedule_;
   Schedule reduction_order_;         // of backward passes: what is reduced after what
   int current_ = -1;                 // the group gathered last; it stays while the next one is used
-  std::vector<int> held_;            // ids
+  std::vector<int> held_;            // ids: unshard() gathered them, and nothing used them yet
+  std::vector<int> recorded_;        // ids: unshard() entered them into the schedule when it started their gather
   std::vector<int> backward_tasks_;  // ids of the graph tasks that run, outermost first
   bool in_forward_ = false;
+  bool is_last_backward_ = true;
+  size_t max_reductions_ = 1;
   std::vector<std::shared_ptr<PendingReduction>> reductions_;  // oldest first
 };
 

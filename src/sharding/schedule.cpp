@@ -12,7 +12,8 @@ constexpr int kMaxPasses = 256;
 void Schedule::begin_pass(Kind kind, bool predict_from_last_pass) {
   const bool new_iteration = kind == Kind::kForward && (!started_ || key_.kind == Kind::kBackward);
   auto finished = std::move(order_);
-  if (!finished.empty()) learnt_[key_] = finished;
+  // A backward that gathered nothing (all was there) predicts none; a forward like that tells nothing.
+  if (!finished.empty() || (key_.kind == Kind::kBackward && first_touched_ >= 0)) learnt_[key_] = finished;
   if (kind == Kind::kBackward) {
     key_ = {kind, std::min(num_backward_++, kMaxPasses - 1)};
   } else if (new_iteration) {
@@ -26,6 +27,12 @@ void Schedule::begin_pass(Kind kind, bool predict_from_last_pass) {
   cursor_ = 0;
   first_touched_ = last_touched_ = -1;
   started_ = true;
+}
+
+void Schedule::abandon_pass() {
+  order_.clear();
+  cursor_ = 0;
+  first_touched_ = last_touched_ = -1;
 }
 
 void Schedule::touched(int id, bool with_grad) {

@@ -21,6 +21,8 @@ class Schedule {
   // Group `id` is used, gathered or not; recognises the start of another forward pass. Without gradients a pass is an
   // iteration by itself, so the next one may be predicted from it at once.
   void touched(int id, bool with_grad);
+  // Forgets the pass that runs: it did not come to its end.
+  void abandon_pass();
   // Whether touched(id) begins another forward pass.
   [[nodiscard]] bool starts_pass(int id) const { return key_.kind == Kind::kForward && id == first_touched_; }
   // Group `id` was not resident and is gathered now. Returns whether that was predicted.

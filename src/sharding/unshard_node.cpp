@@ -1,22 +1,43 @@
 #include "sharding/unshard_node.h"
 
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/variable.h>
+
 #include "sharding/runtime.h"
 
 namespace fsdp::sharding {
 
-UnshardNode::UnshardNode(std::shared_ptr<ParamGroup> group, std::vector<int> indices, torch::autograd::edge_list edges)
+using torch::autograd::edge_list;
+using torch::autograd::variable_list;
+
+UnshardNode::UnshardNode(std::shared_ptr<ParamGroup> group, std::vector<int> indices, edge_list edges)
     : torch::autograd::Node(std::move(edges)), group_(std::move(group)), indices_(std::move(indices)) {}
 
-torch::autograd::variable_list UnshardNode::apply(torch::autograd::variable_list&& grads) {
-  if (at::GradMode::is_enabled()) {
-    const bool differentiable =
-        std::any_of(grads.begin(), grads.end(), [](const auto& g) { return g.defined() && g.requires_grad(); });
-    TORCH_CHECK_NOT_IMPLEMENTED(!differentiable, "second derivatives through the sharded parameters ", group_->name(),
-                                " are not supported yet: call backward() without create_graph, or take the gradient "
-                                "with respect to inputs only");
-  }
-  const auto runtime = group_->runtime();
-  return runtime->run_backward(*group_, *this, std::move(grads));
+variable_list UnshardNode::apply(variable_list&& grads) {
+  const auto group = group_;  // the node may be released while it runs
+  const bool in_graph = at::GradMode::is_enabled() && std::any_of(grads.begin(), grads.end(), [](const auto& grad) {
+                          return grad.defined() && grad.requires_grad();
+                        });
+  const auto module = group->module();
+  const bool syncs = !module || module->reduction.requires_gradient_sync;
+  if (!syncs) disconnect();
+  if (!in_graph) return group->runtime()->run_backward(*group, *this, std::move(grads));
+
+  TORCH_CHECK_NOT_IMPLEMENTED(syncs, "create_graph while set_requires_gradient_sync(false) holds for ", group->name(),
+                              ": gradients kept on this rank are no part of a graph");
+  const auto edges = torch::autograd::collect_next_edges(grads);
+  auto reduced = group->runtime()->run_backward(*group, *this, std::move(grads));
+  ReduceNode::connect(group, indices_, edges, reduced);
+  return reduced;
+}
+
+// Nothing goes to the parameters in this backward: hooks that wait for their gradients must not run.
+void UnshardNode::disconnect() {
+  auto self = c10::intrusive_ptr<UnshardNode>::reclaim_copy(this);
+  const auto edges = next_edges_;
+  for (auto& edge : next_edges_) edge = {};
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [self, edges] { self->next_edges_ = edges; });  // the graph may be kept
 }
 
 // The group refers to its node weakly; what is left of the node must not keep the group alive.
@@ -28,6 +49,33 @@ void UnshardNode::release_resources() {
 uint32_t UnshardNode::output_of(int index) const {
   const auto found = std::find(indices_.begin(), indices_.end(), index);
   return static_cast<uint32_t>(found - indices_.begin());
+}
+
+ReduceNode::ReduceNode(std::shared_ptr<ParamGroup> group, std::vector<int> indices, edge_list edges)
+    : torch::autograd::Node(std::move(edges)), group_(std::move(group)), indices_(std::move(indices)) {}
+
+variable_list ReduceNode::apply(variable_list&& grads) {
+  const bool in_graph = at::GradMode::is_enabled() && std::any_of(grads.begin(), grads.end(), [](const auto& grad) {
+                          return grad.defined() && grad.requires_grad();
+                        });
+  TORCH_CHECK_NOT_IMPLEMENTED(!in_graph, "third derivatives through the sharded parameters ", group_->name(),
+                              " are not supported: call the second backward() without create_graph");
+  return group_->reduce_backward(indices_, grads);
+}
+
+void ReduceNode::release_resources() {
+  group_.reset();
+  torch::autograd::Node::release_resources();
+}
+
+void ReduceNode::connect(const std::shared_ptr<ParamGroup>& group, const std::vector<int>& indices,
+                         const edge_list& grads, variable_list& reduced) {
+  auto node = c10::make_intrusive<ReduceNode>(group, indices, grads);
+  for (const auto& output : reduced) {
+    const auto number = output.defined() ? node->add_input_metadata(output)
+                                         : node->add_input_metadata(torch::autograd::Node::undefined_input());
+    if (output.defined()) torch::autograd::impl::set_gradient_edge(output, {node, number});
+  }
 }
 
 }  // namespace fsdp::sharding

@@ -65,9 +65,10 @@ void check_parameter(const std::string& path, const at::Tensor& parameter) {
 
 std::string structure_of(const std::vector<NamedParameter>& parameters) {
   std::ostringstream text;
-  for (const auto& [path, tensor] : parameters) {
-    text << path << " " << tensor.sizes() << " " << tensor.scalar_type() << (tensor.requires_grad() ? "" : " frozen")
-         << "\n";
+  for (const auto& parameter : parameters) {
+    const auto& tensor = parameter.tensor;
+    text << parameter.path << " " << tensor.sizes() << " " << tensor.scalar_type()
+         << (tensor.requires_grad() ? "" : " frozen") << " cut on dim " << parameter.dim << "\n";
   }
   return text.str();
 }
@@ -77,11 +78,11 @@ std::string checksum_of(const std::vector<NamedParameter>& parameters) {
   const dtensor::PlainScope plain;
   std::ostringstream text;
   text << std::hexfloat;
-  for (const auto& [path, tensor] : parameters) {
-    const auto values = tensor.detach();
+  for (const auto& parameter : parameters) {
+    const auto values = parameter.tensor.detach();
     const auto sum = at::sum(values, at::kDouble).item<double>();
     const auto scale = values.is_floating_point() ? at::norm(values, 2, at::kDouble).item<double>() : 0.0;
-    text << path << " " << sum << " " << scale << "\n";
+    text << parameter.path << " " << sum << " " << scale << "\n";
   }
   return text.str();
 }
@@ -119,25 +120,103 @@ DeviceMesh checked_mesh(const DeviceMesh& mesh) {
   return mesh;
 }
 
-std::vector<NamedParameter> unclaimed_parameters(const torch::nn::Module& module, const DeviceMesh& mesh) {
+ReshardAfterForward checked_reshard(const ReshardAfterForward& reshard, const DeviceMesh& mesh) {
+  if (!reshard.is_number()) return reshard;
+  const auto num_ranks = reshard.num_ranks(false);
+  const auto size = mesh.size(mesh.ndim() - 1);
+  TORCH_CHECK_VALUE(num_ranks >= 1 && num_ranks <= size && size % num_ranks == 0, "reshard_after_forward is ",
+                    num_ranks, ", but a number of ranks from 1 to ", size, " that divides it is needed");
+  if (num_ranks == size) return true;
+  if (num_ranks == 1) {
+    TORCH_WARN_ONCE("reshard_after_forward = 1 keeps all parameters gathered: the same as false");
+    return false;
+  }
+  std::ignore = comm::neighbours_of(mesh.get_group(mesh.ndim() - 1), static_cast<int>(num_ranks));
+  return reshard;
+}
+
+void check_offload(const std::optional<CPUOffloadPolicy>& policy, const DeviceMesh& mesh) {
+  if (!policy) return;
+  TORCH_CHECK_NOT_IMPLEMENTED(mesh.device_type() == c10::kCPU, "CPUOffloadPolicy on a mesh of ", mesh.device_type(),
+                              " is not supported yet");
+  TORCH_WARN_ONCE("CPUOffloadPolicy has nothing to do: the mesh is on the CPU, where the shards rest already");
+}
+
+namespace {
+
+// Parameters that must be gathered in their own dtype: the affine of batch norm, which meets fp32 statistics.
+std::set<const c10::TensorImpl*> precise_parameters(const torch::nn::Module& root) {
+  std::set<const c10::TensorImpl*> precise;
+  const auto add = [&precise](const torch::nn::Module& module) {
+    const bool is_norm = module.as<torch::nn::BatchNorm1dImpl>() || module.as<torch::nn::BatchNorm2dImpl>() ||
+                         module.as<torch::nn::BatchNorm3dImpl>();
+    if (!is_norm) return;
+    for (const auto& parameter : module.parameters(/*recurse=*/false))
+      if (parameter.defined()) precise.insert(parameter.unsafeGetTensorImpl());
+  };
+  add(root);
+  for (const auto& module : root.modules(/*include_self=*/false)) add(*module);
+  return precise;
+}
+
+void place(NamedParameter& parameter, const FullyShardOptions& options) {
+  parameter.mesh = options.mesh;
+  if (!options.shard_placement_fn) return;
+  const auto placement = options.shard_placement_fn(parameter.path, parameter.tensor);
+  if (!placement) return;
+  const auto ndim = parameter.tensor.dim();
+  const auto dim = placement->placement.dim;
+  TORCH_CHECK(dim >= -ndim && dim < ndim, "shard_placement_fn: Shard dim ", dim, " is invalid for ", ndim, "D tensor '",
+              parameter.path, "'");
+  parameter.dim = dim < 0 ? dim + ndim : dim;
+  if (placement->mesh.defined()) parameter.mesh = checked_mesh(placement->mesh);
+  const auto num_shards = parameter.mesh.size(parameter.mesh.ndim() - 1);
+  TORCH_CHECK_NOT_IMPLEMENTED(parameter.dim == 0 || parameter.tensor.size(parameter.dim) % num_shards == 0,
+                              "shard_placement_fn: dim ", parameter.dim, " of '", parameter.path, "' is ",
+                              parameter.tensor.size(parameter.dim), ", which does not divide by ", num_shards,
+                              " ranks; only dim 0 may be uneven");
+}
+
+bool is_ignored(const at::Tensor& tensor, const FullyShardOptions& options) {
+  return std::any_of(options.ignored_params.begin(), options.ignored_params.end(),
+                     [&](const at::Tensor& ignored) { return ignored.is_same(tensor); });
+}
+
+// Whether an earlier fully_shard owns it.
+bool is_claimed(const std::string& path, const at::Tensor& tensor) {
+  const auto* state = dtensor::state_of(tensor);
+  TORCH_CHECK_NOT_IMPLEMENTED(!state || state->owner, "parameter '", path,
+                              "' is a DTensor already; combining with other parallelisms is not supported yet");
+  return state != nullptr;
+}
+
+void add_unclaimed(const torch::nn::Module& module, const FullyShardOptions& options,
+                   std::set<const c10::TensorImpl*>& seen, std::vector<NamedParameter>& unclaimed) {
   check_members("", module);
   for (const auto& item : module.named_modules("", /*include_self=*/false))
     check_members(item.key() + ".", *item.value());
+  const auto precise = precise_parameters(module);
+  for (const auto& item : module.named_parameters()) {
+    const auto& tensor = item.value();
+    if (!tensor.defined() || is_ignored(tensor, options)) continue;
+    if (!seen.insert(tensor.unsafeGetTensorImpl()).second || is_claimed(item.key(), tensor)) continue;
+    check_parameter(item.key(), tensor);
+    NamedParameter parameter{item.key(), tensor};
+    parameter.keeps_precision = precise.contains(tensor.unsafeGetTensorImpl());
+    place(parameter, options);
+    TORCH_CHECK_VALUE(tensor.device().type() == parameter.mesh.device_type(), "parameter '", item.key(), "' is on ",
+                      tensor.device(), " and the mesh on ", parameter.mesh.device_type(), "; move the module first");
+    unclaimed.push_back(std::move(parameter));
+  }
+}
+
+}  // namespace
+
+std::vector<NamedParameter> unclaimed_parameters(const std::vector<torch::nn::Module*>& modules,
+                                                 const FullyShardOptions& options) {
   std::vector<NamedParameter> unclaimed;
   std::set<const c10::TensorImpl*> seen;
-  for (const auto& item : module.named_parameters()) {
-    auto tensor = item.value();
-    if (!tensor.defined() || !seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
-    if (const auto* state = dtensor::state_of(tensor)) {
-      TORCH_CHECK_NOT_IMPLEMENTED(state->owner, "parameter '", item.key(),
-                                  "' is a DTensor already; combining with other parallelisms is not supported yet");
-      continue;  // the first claimer owns it
-    }
-    check_parameter(item.key(), tensor);
-    TORCH_CHECK_VALUE(tensor.device().type() == mesh.device_type(), "parameter '", item.key(), "' is on ",
-                      tensor.device(), " and the mesh on ", mesh.device_type(), "; move the module first");
-    unclaimed.push_back({item.key(), tensor});
-  }
+  for (const auto* module : modules) add_unclaimed(*module, options, seen, unclaimed);
   return unclaimed;
 }
 
@@ -160,15 +239,17 @@ void check_same_start(const std::vector<NamedParameter>& parameters, const Devic
   }
 }
 
-void broadcast_start(const std::vector<NamedParameter>& parameters, const torch::nn::Module& module,
+void broadcast_start(const std::vector<NamedParameter>& parameters, const std::vector<torch::nn::Module*>& modules,
                      const DeviceMesh& mesh) {
   const dtensor::PlainScope plain;
   for (int64_t mesh_dim = 0; mesh_dim < mesh.ndim(); ++mesh_dim) {
     if (mesh.size(mesh_dim) == 1) continue;
     const auto group = mesh.get_group(mesh_dim);
-    for (const auto& [path, tensor] : parameters) comm::broadcast(tensor.detach(), 0, group, path).wait();
-    for (const auto& item : module.named_buffers())
-      if (item.value().defined()) comm::broadcast(item.value().detach(), 0, group, item.key()).wait();
+    for (const auto& parameter : parameters)
+      comm::broadcast(parameter.tensor.detach(), 0, group, parameter.path).wait();
+    for (const auto* module : modules)
+      for (const auto& item : module->named_buffers())
+        if (item.value().defined()) comm::broadcast(item.value().detach(), 0, group, item.key()).wait();
   }
 }
 

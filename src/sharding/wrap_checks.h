@@ -9,10 +9,19 @@ namespace fsdp::sharding {
 // The mesh to use: the given one, or all ranks as a 1-D mesh. Errors: c10::ValueError for more than two dims.
 [[nodiscard]] DeviceMesh checked_mesh(const DeviceMesh& mesh);
 
-// The parameters of `module` that no earlier fully_shard claimed, each once under its first dotted name.
+// `reshard` with a number of ranks replaced by what it means on `mesh`. Errors: c10::ValueError for a number that is
+// not from 1 to the number of shards, or does not divide it.
+[[nodiscard]] ReshardAfterForward checked_reshard(const ReshardAfterForward& reshard, const DeviceMesh& mesh);
+
+// Warns where offloading has nothing to do. Errors: c10::NotImplementedError on other devices.
+void check_offload(const std::optional<CPUOffloadPolicy>& policy, const DeviceMesh& mesh);
+
+// The parameters of `modules` that no earlier fully_shard claimed, each once under its first dotted name.
 // Errors: c10::ValueError (0-dim, replaced member), c10::NotImplementedError (not contiguous, on meta, a DTensor that
-// belongs to no group), c10::Error (inference tensor), each naming the path.
-[[nodiscard]] std::vector<NamedParameter> unclaimed_parameters(const torch::nn::Module& module, const DeviceMesh& mesh);
+// belongs to no group, Shard(d > 0) that does not divide), c10::Error (inference tensor, no such dim), each naming the
+// path.
+[[nodiscard]] std::vector<NamedParameter> unclaimed_parameters(const std::vector<torch::nn::Module*>& modules,
+                                                               const FullyShardOptions& options);
 
 // All ranks of `mesh` must wrap the same structure; different values only warn. Collective through the store.
 // Errors: c10::ValueError on every rank, naming the first difference.
@@ -20,7 +29,7 @@ void check_same_start(const std::vector<NamedParameter>& parameters, const Devic
                       bool compare_values);
 
 // Mesh rank 0's values of parameters and buffers on every rank. Collective.
-void broadcast_start(const std::vector<NamedParameter>& parameters, const torch::nn::Module& module,
+void broadcast_start(const std::vector<NamedParameter>& parameters, const std::vector<torch::nn::Module*>& modules,
                      const DeviceMesh& mesh);
 
 }  // namespace fsdp::sharding

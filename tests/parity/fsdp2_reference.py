@@ -1,10 +1,10 @@
-"""Ten steps of Python FSDP2 on the weights and data of a directory; writes the losses back.
+"""Ten steps of Python FSDP2 for each case of a directory; writes the losses back.
 
-    fsdp2_reference.py DIRECTORY WORLD_SIZE
+    fsdp2_reference.py DIRECTORY WORLD_SIZE CASE...
 
-Each of its folders `mlp` and `gpt` holds one raw file of fp32 weights per parameter (0.bin, 1.bin, ...) in the order in which the C++ net
-registers them, and `data.bin`: fp32 inputs (mlp) or int64 tokens (gpt) of all steps, the joined batch of each. The mean
-loss over ranks of each step goes to `losses.txt`.
+The folder CASE holds one raw file of fp32 weights per parameter (0.bin, 1.bin, ...) in the order in which the C++ net
+registers them, and `data.bin`: fp32 inputs (mlp, lora) or int64 tokens (gpt) of all steps, the joined batch of each. The
+mean loss over ranks of each step goes to `losses.txt`. A case is named NET[_VARIANT].
 """
 
 import os
@@ -17,7 +17,7 @@ import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 NUM_STEPS = 10
 ROWS_PER_RANK = 2
@@ -33,6 +33,23 @@ class Mlp(nn.Module):
 
     def forward(self, x):
         return self.layers(x).square().mean()
+
+
+class Lora(nn.Module):
+    """A frozen base with adapters of rank 2 that train."""
+
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Linear(7, 13)
+        self.down = nn.Linear(7, 2, bias=False)
+        self.up = nn.Linear(2, 13, bias=False)
+        self.base.requires_grad_(False)
+
+    def units(self):
+        return [self.base]
+
+    def forward(self, x):
+        return (self.base(x) + self.up(self.down(x)) - 1).square().mean()
 
 
 class Block(nn.Module):
@@ -55,13 +72,15 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    def __init__(self, layers=2, vocab=11, dim=12, heads=3, length=6):
+    def __init__(self, tied=False, layers=2, vocab=11, dim=12, heads=3, length=6):
         super().__init__()
         self.token = nn.Embedding(vocab, dim)
         self.position = nn.Embedding(length, dim)
         self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, vocab, bias=False)
+        if tied:
+            self.head.weight = self.token.weight
 
     def units(self):
         return list(self.blocks)
@@ -82,27 +101,48 @@ def load_weights(model, directory):
             parameter.copy_(torch.from_numpy(values).view_as(parameter))
 
 
-def batches(directory, kind, world_size):
-    dtype, width = (np.float32, 7) if kind == "mlp" else (np.int64, 7)
+def batches(directory, net, world_size):
+    dtype, width = (np.int64, 7) if net == "gpt" else (np.float32, 7)
     values = torch.from_numpy(np.fromfile(os.path.join(directory, "data.bin"), dtype=dtype))
     return values.view(NUM_STEPS, world_size * ROWS_PER_RANK, width)
 
 
-def train(rank, directory, kind, world_size):
-    mesh = init_device_mesh("cpu", (world_size,))
-    model = Mlp() if kind == "mlp" else Gpt()
-    load_weights(model, directory)
+def make_net(net, variant):
+    if net == "gpt":
+        return Gpt(tied=variant == "tied")
+    return Mlp() if net == "mlp" else Lora()
+
+
+def wrap(model, variant, world_size):
+    hsdp = {"mesh": init_device_mesh("cpu", (2, world_size // 2), mesh_dim_names=("replicate", "shard"))}
+    flat = {"mesh": init_device_mesh("cpu", (world_size,))}
+    options = hsdp if variant == "hsdp" else flat
+    if variant == "mixed":
+        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for unit in model.units():
-        fully_shard(unit, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+        fully_shard(unit, **options)
+    fully_shard(model, **options)
+
+
+def train(rank, directory, case, world_size):
+    net, _, variant = case.partition("_")
+    model = make_net(net, variant)
+    load_weights(model, directory)
+    wrap(model, variant, world_size)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-2, weight_decay=0.1)
     losses = []
-    for batch in batches(directory, kind, world_size):
+    for batch in batches(directory, net, world_size):
         optimizer.zero_grad()
-        loss = model(batch[rank * ROWS_PER_RANK : (rank + 1) * ROWS_PER_RANK])
-        loss.backward()
+        rows = batch[rank * ROWS_PER_RANK : (rank + 1) * ROWS_PER_RANK]
+        parts = rows.chunk(2) if variant == "accumulate" else [rows]
+        total = torch.zeros((), dtype=torch.float64)
+        for i, part in enumerate(parts):
+            model.set_requires_gradient_sync(i + 1 == len(parts))
+            loss = model(part) / len(parts)
+            loss.backward()
+            total += loss.detach().double()
         optimizer.step()
-        total = loss.detach().double()
         dist.all_reduce(total)
         losses.append(total.item() / world_size)
     if rank == 0:
@@ -110,14 +150,14 @@ def train(rank, directory, kind, world_size):
             file.writelines(f"{loss!r}\n" for loss in losses)
 
 
-def run(rank, directory, world_size):
+def run(rank, directory, world_size, cases):
     torch.set_num_threads(1)
     store = dist.FileStore(os.path.join(directory, "store"), world_size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
-    for kind in ("mlp", "gpt"):
-        train(rank, os.path.join(directory, kind), kind, world_size)
+    for case in cases:
+        train(rank, os.path.join(directory, case), case, world_size)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    mp.spawn(run, args=(sys.argv[1], int(sys.argv[2])), nprocs=int(sys.argv[2]))
+    mp.spawn(run, args=(sys.argv[1], int(sys.argv[2]), sys.argv[3:]), nprocs=int(sys.argv[2]))

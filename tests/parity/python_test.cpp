@@ -9,7 +9,35 @@ namespace fsdp::testing {
 namespace {
 
 constexpr int kNumSteps = 10;
-constexpr int kWorldSize = 2;
+constexpr int64_t kRowsPerRank = 2;
+
+// A frozen base with adapters of rank 2 that train.
+class Lora : public TestNet {
+ public:
+  Lora() {
+    base = register_module("base", torch::nn::Linear(7, 13));
+    down = register_module("down", torch::nn::Linear(torch::nn::LinearOptions(7, 2).bias(false)));
+    up = register_module("up", torch::nn::Linear(torch::nn::LinearOptions(2, 13).bias(false)));
+    for (auto& parameter : base->parameters()) parameter.requires_grad_(false);
+  }
+  at::Tensor forward(const at::Tensor& x) override { return base(x) + up(down(x)) - 1; }
+  std::vector<torch::nn::Module*> units() override { return {base.get(), this}; }
+  at::Tensor batch(int64_t batch_size, at::Generator generator) const override {
+    return torch::empty({batch_size, 7}).normal_(0, 1, generator);
+  }
+
+  torch::nn::Linear base{nullptr}, down{nullptr}, up{nullptr};
+};
+
+// One training run that both sides do. The Python script knows it by its name: NET[_VARIANT].
+struct Case {
+  std::string name;
+  NetFactory net;
+  double tolerance = 1e-5;
+  MixedPrecisionPolicy mp_policy = {};
+  bool replicates = false;
+  int64_t num_microbatches = 1;
+};
 
 // What both sides train on, one folder a net; gone with the test.
 class TrainingDirectory {
@@ -29,8 +57,10 @@ class TrainingDirectory {
         .write(static_cast<const char*>(values.const_data_ptr()), static_cast<std::streamsize>(values.nbytes()));
   }
 
-  void run_python() const {
-    ChildProcess python({FSDP_PYTHON, FSDP_PARITY_SCRIPT, path_.string(), std::to_string(kWorldSize)});
+  void run_python(int world_size, const std::vector<Case>& cases) const {
+    std::vector<std::string> command{FSDP_PYTHON, FSDP_PARITY_SCRIPT, path_.string(), std::to_string(world_size)};
+    for (const auto& test : cases) command.push_back(test.name);
+    ChildProcess python(command);
     const auto status = python.wait(std::chrono::seconds(180));
     ASSERT_TRUE(status && status->code == 0) << python.output();
   }
@@ -44,59 +74,86 @@ class TrainingDirectory {
   std::filesystem::path path_;
 };
 
-std::vector<double> losses_of_sharded(const NetFactory& make, const std::vector<at::Tensor>& batches) {
+double train_step(TestNet& net, torch::optim::Optimizer& optimizer, const at::Tensor& rows, const Case& test) {
+  optimizer.zero_grad();
+  double total = 0;
+  auto root = FSDPModule::of(net);
+  const auto parts = rows.chunk(test.num_microbatches);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    root.set_requires_gradient_sync(i + 1 == parts.size());
+    const auto loss = net.loss(parts[i]) / static_cast<double>(parts.size());
+    loss.backward();
+    total += loss.item<double>();
+  }
+  optimizer.step();
+  return total;
+}
+
+std::vector<double> losses_of_sharded(const Case& test, int world_size, const std::vector<at::Tensor>& batches) {
   std::vector<double> losses(kNumSteps);
-  run_on_ranks(kWorldSize, [&](const RankContext& rank) {
-    auto net = make();
-    shard_units(*net, rank.mesh);
-    torch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(1e-2).weight_decay(0.1));
+  run_on_ranks(world_size, [&](const RankContext& rank) {
+    auto net = test.net();
+    const auto mesh = test.replicates ? mesh_2d(rank, 2, world_size / 2, "hsdp") : rank.mesh;
+    shard_units(*net, {.mesh = mesh, .mp_policy = test.mp_policy});
+    std::vector<at::Tensor> trained;  // each once: parameters() of a C++ module lists a tied one twice
+    for (const auto& parameter : net->parameters()) {
+      const bool is_known = std::any_of(trained.begin(), trained.end(),
+                                        [&](const at::Tensor& other) { return other.is_same(parameter); });
+      if (parameter.requires_grad() && !is_known) trained.push_back(parameter);
+    }
+    torch::optim::AdamW optimizer(trained, torch::optim::AdamWOptions(1e-2).weight_decay(0.1));
     for (int step = 0; step < kNumSteps; ++step) {
-      optimizer.zero_grad();
-      auto loss = net->loss(batches[step].chunk(kWorldSize)[rank.rank()]);
-      loss.backward();
-      optimizer.step();
-      const double mean = mean_over_ranks(loss, rank.group);
-      if (rank.rank() == 0) {
-        losses[step] = mean;
-      }
+      const auto total = train_step(*net, optimizer, batches[step].chunk(world_size)[rank.rank()], test);
+      const double mean = mean_over_ranks(torch::tensor(total, at::kDouble), rank.group);
+      if (rank.rank() == 0) losses[step] = mean;
     }
   });
   return losses;
 }
 
-std::vector<at::Tensor> write_start(const TrainingDirectory& directory, const std::string& folder, TestNet& net) {
-  const auto parameters = net.parameters();
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    directory.write(folder, std::to_string(i) + ".bin", parameters[i]);
-  }
+std::vector<at::Tensor> write_start(const TrainingDirectory& directory, const Case& test, int world_size) {
+  const auto net = test.net();
+  const auto parameters = net->parameters();
+  for (size_t i = 0; i < parameters.size(); ++i) directory.write(test.name, std::to_string(i) + ".bin", parameters[i]);
   std::vector<at::Tensor> batches;
-  for (int step = 0; step < kNumSteps; ++step) {
-    batches.push_back(net.batch(2 * kWorldSize, seeded(step)));
-  }
-  directory.write(folder, "data.bin", torch::stack(batches));
+  for (int step = 0; step < kNumSteps; ++step) batches.push_back(net->batch(kRowsPerRank * world_size, seeded(step)));
+  directory.write(test.name, "data.bin", torch::stack(batches));
   return batches;
 }
 
-TEST(PythonFsdp2, HasTheSameLosses) {
+void expect_same_losses(int world_size, const std::vector<Case>& cases) {
   if (!std::filesystem::exists(FSDP_PYTHON)) {
     GTEST_SKIP() << "no Python with torch at " FSDP_PYTHON;
   }
-  const std::vector<std::pair<std::string, NetFactory>> nets{{"mlp", net_of<Mlp>()}, {"gpt", net_of<Gpt>()}};
   const TrainingDirectory directory;
   std::map<std::string, std::vector<at::Tensor>> batches;
-  for (const auto& [name, make] : nets) {
-    batches[name] = write_start(directory, name, *make());
-  }
-  ASSERT_NO_FATAL_FAILURE(directory.run_python());
-  for (const auto& [name, make] : nets) {
-    const auto expected = directory.losses(name);
-    const auto actual = losses_of_sharded(make, batches[name]);
-    ASSERT_EQ(expected.size(), actual.size()) << name;
+  for (const auto& test : cases) batches[test.name] = write_start(directory, test, world_size);
+  ASSERT_NO_FATAL_FAILURE(directory.run_python(world_size, cases));
+  for (const auto& test : cases) {
+    const auto expected = directory.losses(test.name);
+    const auto actual = losses_of_sharded(test, world_size, batches[test.name]);
+    ASSERT_EQ(expected.size(), actual.size()) << test.name;
     for (int step = 0; step < kNumSteps; ++step) {
-      EXPECT_NEAR(expected[step], actual[step], 1e-5) << name << ", step " << step;
-      EXPECT_GT(expected[step], 0) << name << ", step " << step;
+      EXPECT_NEAR(expected[step], actual[step], test.tolerance) << test.name << ", step " << step;
+      EXPECT_GT(expected[step], 0) << test.name << ", step " << step;
     }
   }
+}
+
+TEST(PythonFsdp2, HasTheSameLosses) { expect_same_losses(2, {{"mlp", net_of<Mlp>()}, {"gpt", net_of<Gpt>()}}); }
+
+TEST(PythonFsdp2, HasTheSameLossesUnderItsOptions) {
+  expect_same_losses(4, {
+                            // bf16 rounds where the two sides add up in another order
+                            {.name = "gpt_mixed",
+                             .net = net_of<Gpt>(),
+                             .tolerance = 2e-2,
+                             .mp_policy = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}},
+                            {.name = "gpt_hsdp", .net = net_of<Gpt>(), .replicates = true},
+                            {.name = "mlp_accumulate", .net = net_of<Mlp>(), .num_microbatches = 2},
+                            {.name = "lora", .net = net_of<Lora>()},
+                            {.name = "gpt_tied", .net = net_of<Gpt>(2, /*tied=*/true)},
+                        });
 }
 
 }  // namespace

@@ -87,12 +87,12 @@ TEST(Schedule, KeepsTwoBackwardsOfAnIterationApart) {
 
 TEST(FlatLayout, GivesEveryRankTheSameRowWhateverDivides) {
   const auto layout = make_layout({{{5, 3}, at::kFloat}, {{1, 3}, at::kFloat}}, 2);
-  EXPECT_EQ(layout.slots[0].chunk_rows, 3);
+  EXPECT_EQ(layout.slots[0].chunk, 3);
   EXPECT_EQ(layout.slots[0].shard_numel(), 9);
   EXPECT_EQ(layout.slots[1].shard_numel(), 3);
   EXPECT_EQ(own_rows(layout.slots[0], 1), std::make_pair(int64_t{3}, int64_t{5}));
   EXPECT_EQ(own_rows(layout.slots[1], 1), std::make_pair(int64_t{1}, int64_t{1})) << "an empty shard";
-  EXPECT_EQ(layout.row_bytes, 12 * 4) << "no gaps";
+  EXPECT_EQ(layout.shard_bytes, 12 * 4) << "no gaps";
 }
 
 TEST(FlatLayout, KeepsEachDtypeTogetherAndAligned) {

@@ -39,6 +39,10 @@ DeviceMesh mesh_2d(const RankContext& rank, int64_t rows, int64_t columns, const
                                 torch::arange(rows * columns).view({rows, columns}), std::move(mesh_dim_names));
 }
 
+void shard_units(TestNet& net, const FullyShardOptions& options) {
+  for (auto* unit : net.units()) fully_shard(*unit, options);
+}
+
 void shard_units(TestNet& net, const DeviceMesh& mesh, std::optional<bool> reshard_after_forward) {
   for (auto* unit : net.units()) {
     fully_shard(*unit, {.mesh = mesh, .reshard_after_forward = reshard_after_forward});

@@ -61,6 +61,7 @@ constexpr double kClose = 2e-6;
 
 // Wraps net.units(), bottom up.
 void shard_units(TestNet& net, const DeviceMesh& mesh, std::optional<bool> reshard_after_forward = std::nullopt);
+void shard_units(TestNet& net, const FullyShardOptions& options);
 
 // The values a tensor stands for, on every rank. Collective when it is sharded.
 [[nodiscard]] at::Tensor whole(const at::Tensor& tensor);

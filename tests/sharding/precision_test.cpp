@@ -1,0 +1,242 @@
+// MixedPrecisionPolicy: who computes in which dtype, and what stays in fp32.
+#include <sstream>
+
+#include "support/parity.h"
+
+namespace fsdp::testing {
+namespace {
+
+constexpr MixedPrecisionPolicy kMixed{.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
+
+// What mixed precision means, by hand: fp32 parameters, a bf16 copy that computes, fp32 sums of its gradients.
+class Reference {
+ public:
+  Reference(const NetFactory& make, const RankContext& rank) : rank_(rank), master_(make()), compute_(make()) {
+    compute_->to(at::kBFloat16);
+  }
+  at::Tensor backward(const at::Tensor& x) {
+    const auto masters = master_->parameters();
+    const auto copies = compute_->parameters();
+    {
+      const torch::NoGradGuard no_grad;
+      for (size_t i = 0; i < masters.size(); ++i) copies[i].copy_(masters[i]);
+    }
+    auto loss = compute_->loss(x.is_floating_point() ? x.to(at::kBFloat16) : x);
+    loss.backward();
+    for (size_t i = 0; i < masters.size(); ++i) {
+      if (!copies[i].grad().defined()) continue;
+      std::vector<at::Tensor> sum{copies[i].grad().to(at::kFloat)};
+      rank_.group->allreduce(sum)->wait();
+      auto& grad = masters[i].mutable_grad();
+      grad = grad.defined() ? grad + sum[0] / rank_.size() : sum[0] / rank_.size();
+      copies[i].mutable_grad().reset();
+    }
+    return loss;
+  }
+  [[nodiscard]] std::vector<at::Tensor> parameters() const { return master_->parameters(); }
+
+ private:
+  RankContext rank_;
+  std::shared_ptr<TestNet> master_, compute_;
+};
+
+TEST(MixedPrecision, TrainsAsAMasterCopyDoes) {  // behaviours 69
+  for (const int size : {1, 2, 3, 4}) {
+    run_on_ranks(size, [](const RankContext& rank) {
+      Twins twins(rank, net_of<Mlp>(), {.shard = false});
+      shard_units(*twins.sharded, {.mesh = rank.mesh, .mp_policy = kMixed});
+      Reference reference(net_of<Mlp>(), rank);
+      torch::optim::Adam own(twins.q, 1e-2), plain(reference.parameters(), 1e-2);
+      for (int step = 0; step < 5; ++step) {
+        twins.next_batch();
+        const auto loss = twins.sharded->loss(twins.part);
+        loss.backward();
+        EXPECT_EQ(loss.item<float>(), reference.backward(twins.part).item<float>()) << "step " << step;
+        EXPECT_LE(difference(grads(reference.parameters()), grads(twins.q)), kClose);
+        own.step();
+        plain.step();
+        own.zero_grad();
+        plain.zero_grad();
+      }
+      EXPECT_LE(difference(reference.parameters(), twins.q), kClose);
+      for (const auto& parameter : twins.q) EXPECT_EQ(parameter.scalar_type(), at::kFloat);
+    });
+  }
+}
+
+TEST(MixedPrecision, GathersHalfTheBytes) {
+  run_on_ranks(2, [](const RankContext& rank) {
+    const auto gathered_peak = [&](const MixedPrecisionPolicy& policy) {
+      Twins twins(rank, square_mlp(), {.shard = false});
+      shard_units(*twins.sharded, {.mesh = rank.mesh, .mp_policy = policy});
+      twins.sharded->loss(twins.part).backward();
+      EXPECT_EQ(twins.q[0].grad().scalar_type(), at::kFloat);
+      return twins.stats().gathered.peak;
+    };
+    EXPECT_EQ(gathered_peak({}), 2 * gathered_peak(kMixed));
+  });
+}
+
+TEST(MixedPrecision, GptTrains) {
+  on_two_and_three([](const RankContext& rank) {
+    Twins twins(rank, net_of<Gpt>(2), {.shard = false});
+    shard_units(*twins.sharded, {.mesh = rank.mesh, .mp_policy = kMixed});
+    torch::optim::AdamW own(twins.q, 1e-2), plain(twins.p, 1e-2);
+    for (int step = 0; step < 5; ++step) {
+      const auto p = twins.plain->loss(twins.joined), q = twins.sharded->loss(twins.part);
+      EXPECT_NEAR(p.item<float>(), mean_over_ranks(q, rank.group), 0.05) << "step " << step;
+      p.backward();
+      q.backward();
+      own.step();
+      plain.step();
+      twins.zero_grad();
+    }
+  });
+}
+
+TEST(MixedPrecision, ReadsOfValuesAreNotRounded) {
+  on_two_and_three([](const RankContext& rank) {
+    Twins twins(rank, square_mlp(), {.shard = false});
+    shard_units(*twins.sharded, {.mesh = rank.mesh, .mp_policy = kMixed});
+    EXPECT_SAME_PARAMETERS(twins, 0);
+    const torch::NoGradGuard no_grad;
+    const auto printed = [](const at::Tensor& tensor) {
+      std::ostringstream out;
+      out << std::hexfloat << tensor.norm().item<float>() << tensor;
+      return out.str();
+    };
+    EXPECT_LE(difference(twins.p[0].norm(), twins.q[0].norm()), kClose);
+    EXPECT_LE(difference(twins.p[0].select(0, 1), twins.q[0].select(0, 1)), 0);
+    EXPECT_EQ(printed(twins.p[1]).substr(20), printed(twins.q[1]).substr(20));
+    EXPECT_EQ(twins.p[0][1][2].item<float>(), twins.q[0][1][2].item<float>());
+  });
+}
+
+TEST(MixedPrecision, WritesDoNotRoundTheRest) {
+  on_two_and_three([](const RankContext& rank) {
+    Twins twins(rank, square_mlp(), {.shard = false});
+    shard_units(*twins.sharded, {.mesh = rank.mesh, .mp_policy = kMixed});
+    const torch::NoGradGuard no_grad;
+    twins.both([](TestNet& net, const at::Tensor& x) {
+      (void)net.forward(x);  // the copies for compute are there
+      auto w = net.parameters()[0];
+      w[1].fill_(0.3);
+      w.narrow(0, 2, 3).mul_(1.1);
+      w.index_put_({torch::tensor({0, 5})}, torch::full({8}, 0.7));
+      net.parameters()[1].add_(0.1);
+    });
+    EXPECT_SAME_PARAMETERS(twins, kClose);
+    const auto view = twins.q[0].t();  // made for compute
+    EXPECT_CONTAINS(error_of<c10::NotImplementedError>([&] { view.mul_(2); }), "would round");
+  });
+}
+
+TEST(MixedPrecision, PointwiseOpsWithAParameterFollowIt) {
+  run_on_ranks(2, [](const RankContext& rank) {
+    struct Scale : torch::nn::Module {
+      Scale() { weight = register_parameter("weight", torch::full({8}, 1.001)); }
+      at::Tensor weight;
+    };
+    Scale net;
+    fully_shard(net, {.mesh = rank.mesh, .mp_policy = kMixed});
+    const auto x = torch::rand({4, 8});
+    const auto with_grad = x * net.weight;
+    const torch::NoGradGuard no_grad;
+    const auto without = x * net.weight;
+    EXPECT_EQ(with_grad.scalar_type(), at::kBFloat16);
+    EXPECT_EQ(without.scalar_type(), at::kBFloat16) << "evaluation computes as training does";
+    EXPECT_LE(difference(with_grad.detach(), without), 0);
+    EXPECT_EQ((net.weight * 2).scalar_type(), at::kFloat) << "parameters alone";
+  });
+}
+
+TEST(MixedPrecision, ExplicitDtypeAsksForTheMaster) {
+  run_on_ranks(2, [](const RankContext& rank) {
+    Twins twins(rank, square_mlp(), {.shard = false});
+    shard_units(*twins.sharded, {.mesh = rank.mesh, .mp_policy = kMixed});
+    twins.both([](TestNet& net, const at::Tensor& x) {
+      const auto w = net.parameters()[0].to(at::kFloat);
+      x.matmul(w.t()).square().mean().backward();
+    });
+    EXPECT_LE(difference(twins.p[0].grad(), twins.q[0].grad()), kClose);
+  });
+}
+
+TEST(MixedPrecision, BatchNormKeepsItsStatisticsAndAffine) {  // behaviours 79
+  run_on_ranks(2, [](const RankContext& rank) {
+    torch::nn::Sequential net(torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 4, 3).bias(false)),
+                              torch::nn::BatchNorm2d(4), torch::nn::ReLU());
+    fill_parameters(*net, 3);
+    fully_shard(net, {.mesh = rank.mesh, .mp_policy = kMixed});
+    const auto& norm = *net->ptr(1)->as<torch::nn::BatchNorm2dImpl>();
+    {
+      const torch::NoGradGuard no_grad;
+      net->ptr(1)->as<torch::nn::BatchNorm2dImpl>()->weight.fill_(1.001);
+    }
+    const auto out = net->forward(torch::ones({2, 3, 6, 6}) * torch::arange(6));
+    out.sum().backward();
+    EXPECT_EQ(out.scalar_type(), at::kBFloat16);
+    EXPECT_EQ(norm.running_mean.scalar_type(), at::kFloat);
+    EXPECT_GT(norm.running_mean.abs().sum().item<float>(), 0);
+    EXPECT_EQ(norm.weight.grad().scalar_type(), at::kFloat);
+  });
+}
+
+TEST(MixedPrecision, CastForwardInputsFalse) {  // behaviours 77
+  run_on_ranks(2, [](const RankContext& rank) {
+    torch::nn::Linear net(4, 4);
+    fill_parameters(*net, 1);
+    fully_shard(net, {.mesh = rank.mesh, .mp_policy = {.param_dtype = at::kBFloat16, .cast_forward_inputs = false}});
+    EXPECT_NE(error_of([&] { (void)net->forward(torch::ones({2, 4})); }), "") << "LibTorch's own complaint";
+    EXPECT_EQ(net->forward(torch::ones({2, 4}, at::kBFloat16)).scalar_type(), at::kBFloat16);
+  });
+}
+
+TEST(MixedPrecision, CallCastsAtTheBoundary) {  // behaviours 81
+  run_on_ranks(2, [](const RankContext& rank) {
+    torch::nn::Sequential net(torch::nn::Linear(4, 4), torch::nn::Linear(4, 4));
+    fill_parameters(*net, 1);
+    auto policy = kMixed;
+    policy.output_dtype = at::kFloat;
+    fully_shard(net, {.mesh = rank.mesh, .mp_policy = policy});
+    EXPECT_EQ(net->forward(torch::ones({2, 4})).scalar_type(), at::kBFloat16);
+    auto& first = *net->ptr(0)->as<torch::nn::LinearImpl>();
+    EXPECT_CONTAINS(error_of<c10::ValueError>([&] { (void)fsdp::call(first, torch::ones({2, 4})); }), "not wrapped");
+
+    struct Pair : torch::nn::Module {
+      Pair() { register_module("layer", layer); }
+      std::tuple<at::Tensor, std::vector<at::Tensor>, int> forward(const at::Tensor& x, int n) {
+        const auto y = layer->forward(x);
+        return {y, {y, x}, n};
+      }
+      torch::nn::Linear layer{4, 4};
+    };
+    Pair pair;
+    fill_parameters(pair, 2);
+    fully_shard(pair, {.mesh = rank.mesh, .mp_policy = policy});
+    const auto [y, list, n] = fsdp::call(pair, torch::ones({2, 4}), 7);
+    EXPECT_EQ(y.scalar_type(), at::kFloat);
+    EXPECT_EQ(list[1].scalar_type(), at::kFloat);
+    EXPECT_EQ(n, 7);
+    EXPECT_TRUE(y.requires_grad());
+  });
+}
+
+TEST(MixedPrecision, UnsyncedGradientsAddUpInReduceDtype) {
+  run_on_ranks(2, [](const RankContext& rank) {
+    Twins twins(rank, square_mlp(), {.shard = false});
+    shard_units(*twins.sharded, {.mesh = rank.mesh, .mp_policy = kMixed});
+    Reference reference(square_mlp(), rank);
+    auto root = FSDPModule::of(*twins.sharded);
+    for (int i = 0; i < 3; ++i) {
+      twins.next_batch();
+      root.set_requires_gradient_sync(i == 2);
+      twins.sharded->loss(twins.part).backward();
+      (void)reference.backward(twins.part);
+    }
+    EXPECT_LE(difference(grads(reference.parameters()), grads(twins.q)), kClose);
+  });
+}
+
+}  // namespace
+}  // namespace fsdp::testing
