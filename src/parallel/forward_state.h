@@ -1,0 +1,45 @@
+#pragma once
+// What a function that runs again must find as its first run found it: dispatch keys, autograd modes, autocast, and the
+// generators of random numbers.
+#include <ATen/core/Generator.h>
+#include <c10/core/AutogradState.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <array>
+#include <vector>
+
+namespace fsdp::parallel {
+
+struct GeneratorState {
+  at::Generator generator;
+  at::Tensor state;
+};
+
+class ForwardState {
+ public:
+  // As it is now. The generators are those of the CPU and of `devices`.
+  ForwardState(bool with_random_state, const std::vector<c10::Device>& devices);
+
+  // While it lives, this thread is as it was; afterwards as it was before, generators included.
+  class Replay {
+   public:
+    explicit Replay(const ForwardState& state);
+    ~Replay();
+    Replay(const Replay&) = delete;
+    Replay& operator=(const Replay&) = delete;
+
+   private:
+    std::vector<GeneratorState> generators_;
+    c10::impl::ForceDispatchKeyGuard keys_;
+    c10::AutogradState autograd_;
+    std::vector<at::ScalarType> autocast_dtypes_;
+  };
+
+ private:
+  std::vector<GeneratorState> generators_;
+  c10::impl::LocalDispatchKeySet keys_;
+  c10::AutogradState autograd_;
+  std::vector<at::ScalarType> autocast_dtypes_;  // one for each device type that knows autocast
+};
+
+}  // namespace fsdp::parallel
