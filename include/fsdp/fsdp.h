@@ -1,6 +1,8 @@
 #pragma once
 // Everything: FSDP2 for C++.
 #include <fsdp/call.h>
+#include <fsdp/activation_checkpoint.h>
+#include <fsdp/checkpoint_wrapper.h>
 #include <fsdp/device_mesh.h>
 #include <fsdp/dtensor.h>
 #include <fsdp/fsdp_module.h>
@@ -9,5 +11,6 @@
 #include <fsdp/placement.h>
 #include <fsdp/policies.h>
 #include <fsdp/process_group.h>
+#include <fsdp/saved_tensor_hooks.h>
 #include <fsdp/state_dict.h>
 #include <fsdp/version.h>
