@@ -2,6 +2,7 @@
 // Everything: FSDP2 for C++.
 #include <fsdp/call.h>
 #include <fsdp/activation_checkpoint.h>
+#include <fsdp/checkpoint_arguments.h>
 #include <fsdp/checkpoint_wrapper.h>
 #include <fsdp/device_mesh.h>
 #include <fsdp/dtensor.h>
