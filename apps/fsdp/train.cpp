@@ -35,6 +35,8 @@ void add_model_options(CLI::App& command, train::GPTOptions& model) {
   command.add_option("--num-heads", model.num_heads, "attention heads")->capture_default_str();
   command.add_option("--num-layers", model.num_layers, "blocks, each one communication group")->capture_default_str();
   command.add_option("--dropout", model.dropout, "probability")->capture_default_str();
+  command.add_flag("--activation-checkpoint", model.activation_checkpoint,
+                   "keep only the input of each block and run the block again in backward: less memory, more compute");
 }
 
 void add_training_options(CLI::App& command, train::TrainOptions& options) {

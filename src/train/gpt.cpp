@@ -1,5 +1,6 @@
 #include "train/gpt.h"
 
+#include <fsdp/activation_checkpoint.h>
 #include <torch/nn/functional/activation.h>
 #include <torch/nn/init.h>
 
@@ -101,8 +102,9 @@ at::Tensor GPTImpl::forward(const at::Tensor& tokens) {
                     options_.seq_len);
   auto x = token_embedding_(tokens) + position_embedding_(at::arange(T, tokens.options()));  // [B, T, D]
   x = dropout_(x);
-  for (const auto& block : *blocks) {
-    x = block->as<Block>()->forward(x);
+  for (size_t i = 0; i < blocks->size(); ++i) {
+    const auto block = blocks->ptr<BlockImpl>(i);
+    x = options_.activation_checkpoint ? checkpoint(block, x) : block->forward(x);
   }
   return head_(norm_(x));  // [B, T, V]
 }

@@ -22,6 +22,7 @@ struct GPTOptions {
   int64_t num_heads = 4;
   int64_t num_layers = 4;
   double dropout = 0.0;
+  bool activation_checkpoint = false;  // keep each block's input only and run the block again in backward
 
   // Errors: c10::ValueError naming the size that is impossible.
   void validate() const;

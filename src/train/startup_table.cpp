@@ -59,6 +59,7 @@ std::string describe_inactive(const TrainOptions& options) {
     }
   };
   add(options.model.dropout == 0.0, "dropout");
+  add(!options.model.activation_checkpoint, "activation checkpointing");
   add(options.gradient_accumulation_steps == 1, "gradient accumulation");
   add(options.max_norm == 0.0, "clipping");
   add(options.eval_interval == 0, "validation on the way");
@@ -81,6 +82,9 @@ std::string startup_table(const TrainOptions& options, const Corpus& corpus, con
   out << "world      " << world.size() << (world.size() == 1 ? " rank, " : " ranks, ") << at::get_num_threads()
       << (at::get_num_threads() == 1 ? " thread each\n" : " threads each\n");
   out << "sharding   " << describe_sharding(world, model, num_parameters) << '\n';
+  if (sizes.activation_checkpoint) {
+    out << "recompute  each block in backward; only its input is kept (activation checkpointing)\n";
+  }
   out << "batch      " << options.batch_size << " sequences a step = " << world.size() << " x " << accumulation << " x "
       << options.rows_per_micro_batch(world.size()) << " (ranks x micro batches x sequences)\n";
   out << "optimizer  " << describe_optimizer(options) << '\n';

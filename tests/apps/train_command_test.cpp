@@ -96,6 +96,24 @@ TEST_F(TrainCommand, SaysTheSameAtEveryWorldSize) {
   }
 }
 
+// Blocks are sharded and run again in backward; numbers and file stay those of a plain run.
+TEST_F(TrainCommand, SaysTheSameWithActivationCheckpointing) {
+  const auto file = (folder_ / "model.pt").string();
+  const auto plain = run_fsdp(small_run());
+  const auto outcome = run_fsdp_ranks(2, small_run() + " --activation-checkpoint --save " + file);
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+  EXPECT_THAT(outcome.output, HasSubstr("recompute  each block in backward; only its input is kept"));
+  for (const char* name : {"  loss:", "validation loss:"}) {
+    const auto expected = numbers_after(name, plain.output), numbers = numbers_after(name, outcome.output);
+    ASSERT_EQ(numbers.size(), expected.size()) << outcome.output;
+    for (size_t i = 0; i < numbers.size(); ++i) {
+      EXPECT_NEAR(numbers[i], expected[i], 2e-3) << name << " of line " << i;
+    }
+  }
+  train::GPT model(train::GPTOptions{.seq_len = 16, .dim = 16, .num_heads = 2, .num_layers = 2});
+  EXPECT_NO_THROW(torch::load(model, file));
+}
+
 TEST_F(TrainCommand, APlainModelLoadsWhatShardedRanksSaved) {
   const auto file = (folder_ / "model.pt").string();
   const auto outcome = run_fsdp_ranks(2, small_run() + " --save " + file);
