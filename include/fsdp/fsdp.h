@@ -1,7 +1,7 @@
 #pragma once
 // Everything: FSDP2 for C++.
-#include <fsdp/call.h>
 #include <fsdp/activation_checkpoint.h>
+#include <fsdp/call.h>
 #include <fsdp/checkpoint_arguments.h>
 #include <fsdp/checkpoint_wrapper.h>
 #include <fsdp/device_mesh.h>
