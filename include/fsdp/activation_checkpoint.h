@@ -9,6 +9,7 @@
 // PyTorch: torch.utils.checkpoint.checkpoint(use_reentrant=False).
 #include <fsdp/checkpoint_arguments.h>
 #include <fsdp/version.h>
+#include <torch/nn/module.h>
 
 #include <functional>
 #include <memory>

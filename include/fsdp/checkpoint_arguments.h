@@ -8,7 +8,6 @@
 // place is noticed. Everything else is copied.
 #include <fsdp/version.h>
 #include <torch/csrc/autograd/saved_variable.h>
-#include <torch/nn/module.h>
 
 #include <array>
 #include <optional>

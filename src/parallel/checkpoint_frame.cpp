@@ -8,11 +8,11 @@ namespace fsdp::parallel {
 
 namespace {
 
-constexpr const char* kHint =
+constexpr const char* kDeterminismHint =
     ". Hint: state that changes between forward and backward (counters, requires_grad, train() and eval()) must not "
     "decide what the function computes";
 
-[[noreturn]] void fail(uint32_t line, const std::string& message) {
+[[noreturn]] void throw_checkpoint_error(uint32_t line, const std::string& message) {
   throw CheckpointError({"checkpoint", "src/parallel/checkpoint_frame.cpp", line}, message);
 }
 
@@ -50,17 +50,19 @@ class CheckpointFrame::Rerun : public HookScope {
       check_same(number, TensorDescription(tensor));
       values_.push_back(frame_.slots_[number].is_needed ? tensor : at::Tensor());
     } else if (!frame_.options_.early_stop && frame_.is_complete_) {
-      fail(__LINE__, c10::str("checkpoint: the function saved more than ", num_wanted_,
-                              " tensors when it ran again in backward, but ", num_wanted_, " in forward", kHint));
+      throw_checkpoint_error(__LINE__, c10::str("checkpoint: the function saved more than ", num_wanted_,
+                                                " tensors when it ran again in backward, but ", num_wanted_,
+                                                " in forward", kDeterminismHint));
     }
     if (frame_.options_.early_stop && values_.size() == num_wanted_) throw EverythingComputed();
   }
 
   [[nodiscard]] std::vector<at::Tensor> finish() {
-    if (values_.size() < num_wanted_)
-      fail(__LINE__,
-           c10::str("checkpoint: the function saved ", values_.size(),
-                    " tensors when it ran again in backward, but at least ", num_wanted_, " in forward", kHint));
+    if (values_.size() < num_wanted_) {
+      throw_checkpoint_error(__LINE__, c10::str("checkpoint: the function saved ", values_.size(),
+                                                " tensors when it ran again in backward, but at least ", num_wanted_,
+                                                " in forward", kDeterminismHint));
+    }
     return std::move(values_);
   }
 
@@ -68,10 +70,11 @@ class CheckpointFrame::Rerun : public HookScope {
   void check_same(size_t number, const TensorDescription& again) const {
     const auto& before = frame_.slots_[number].description;
     if (!frame_.options_.determinism_check || before == again) return;
-    fail(__LINE__,
-         c10::str("checkpoint: the function computed something else when it ran again in backward: saved tensor ",
-                  number + 1, " of ", frame_.slots_.size(), " was ", before.str(), " in forward and is ", again.str(),
-                  " now", kHint));
+    throw_checkpoint_error(
+        __LINE__,
+        c10::str("checkpoint: the function computed something else when it ran again in backward: saved tensor ",
+                 number + 1, " of ", frame_.slots_.size(), " was ", before.str(), " in forward and is ", again.str(),
+                 " now", kDeterminismHint));
   }
 
   const CheckpointFrame& frame_;
@@ -129,10 +132,12 @@ at::Tensor CheckpointFrame::value(size_t number) {
     forget_after(task);
   }
   auto value = std::exchange(found->second.at(number), at::Tensor());
-  if (!value.defined())
-    fail(__LINE__,
-         "checkpoint: a saved tensor was unpacked twice in one backward. Hint: a custom autograd function calls "
-         "get_saved_variables() once");
+  if (!value.defined()) {
+    throw_checkpoint_error(
+        __LINE__,
+        "checkpoint: a saved tensor was unpacked twice in one backward. Hint: a custom autograd function calls "
+        "get_saved_variables() once");
+  }
   return value;
 }
 
@@ -141,7 +146,7 @@ std::vector<at::Tensor> CheckpointFrame::run() {
   Rerun rerun(*this);
   try {
     run_again_();
-  } catch (const EverythingComputed&) {
+  } catch (const EverythingComputed&) {  // NOLINT(bugprone-empty-catch): how most runs end
   }
   return rerun.finish();
 }

@@ -237,6 +237,20 @@ TEST(CheckpointOfShards, FunctionsMaySaveAShardedParameter) {
   });
 }
 
+TEST(CheckpointOfShards, ParametersAndWhatIsGatheredOfThemMayBeArguments) {
+  on_two_and_three([](const RankContext& rank) {
+    auto twins = twins_with(rank, Where::kAroundBlocks);
+    twins.both([](TestNet& net, const at::Tensor& x) {
+      const auto& weight = Twins::as<CheckpointedNet>(net).in->weight;
+      const auto with_parameter = [](const at::Tensor& t, const at::Tensor& w) { return t.matmul(w.t()).tanh().exp(); };
+      const auto with_view = [](const at::Tensor& t, const at::Tensor& w) { return t.exp().matmul(w).tanh().exp(); };
+      const auto y = checkpoint(with_parameter, x, weight) + checkpoint(with_view, x, weight.t());
+      (y.mean() + net.loss(x)).backward();
+    });
+    EXPECT_SAME_GRADS(twins, kClose);
+  });
+}
+
 // Ranks that use different parameters must all hear of it, also when the use is inside a checkpoint.
 TEST(CheckpointOfShards, DifferentUseOfParametersIsAnErrorOnAllRanks) {
   run_on_ranks(2, [](const RankContext& rank) {

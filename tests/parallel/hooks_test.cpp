@@ -95,11 +95,11 @@ TEST(SavedTensorHooks, BelongToOneThread) {
 
 TEST(SavedTensorHooks, EndWithTheirScopeAlsoByAnError) {
   Counts counts;
-  try {
+  const auto fail_inside = [&] {
     const SavedTensorHooks hooks(counts.pack());
-    throw std::runtime_error("out");
-  } catch (const std::runtime_error&) {
-  }
+    TORCH_CHECK(false, "out");
+  };
+  EXPECT_ERROR(fail_inside(), c10::Error, "out");
   const auto y = input(1).exp();
   EXPECT_EQ(counts.num_packed, 0);
 }
