@@ -1,8 +1,8 @@
-// Lesson 5: activation checkpointing. The same sharded Transformer does one step twice: as it is, and with each block
+// Lesson 4: activation checkpointing. The same sharded Transformer does one step twice: as it is, and with each block
 // run again in backward. Gradients are equal, dropout included; the bytes that autograd keeps between forward and
 // backward are counted.
 //
-//   fsdp run --nproc-per-node 2 -- 05_activation_checkpointing
+//   fsdp run --nproc-per-node 2 -- 04_activation_checkpointing
 #include <fsdp/fsdp.h>
 
 #include <cstdlib>
@@ -88,7 +88,7 @@ int main() {
     require(at::equal(plain.gradients[i], checkpointed.gradients[i]), "gradients are the same, bit by bit");
   }
   if (fsdp::rank() == 0) {
-    std::cout << "lesson 5 done: less kept, the same gradients, on " << fsdp::world_size() << " ranks" << std::endl;
+    std::cout << "lesson 4 done: less kept, the same gradients, on " << fsdp::world_size() << " ranks" << std::endl;
   }
   fsdp::destroy_process_group();
 }
