@@ -65,6 +65,8 @@ struct FullyShardOptions {
   std::optional<CPUOffloadPolicy> offload_policy = std::nullopt;
   ShardPlacementFn shard_placement_fn = {};
   std::vector<at::Tensor> ignored_params = {};  // stay plain tensors: neither sharded nor reduced
+  // Parameters of fewer elements stay whole on every rank (biases, norms): no gather, an all-reduce of their gradients.
+  int64_t replicate_below = 0;
 };
 
 // Wraps one module as one communication group: its parameters that no earlier call claimed become sharded in place.

@@ -10,6 +10,10 @@ constexpr uint64_t kHashMask = (uint64_t{1} << kHashBits) - 1;
 
 uint64_t hash_of(const std::string& text) { return std::hash<std::string>{}(text)&kHashMask; }
 
+std::string text_of(const char* kind, const std::string& what, int64_t num_bytes) {
+  return c10::str(kind, " of ", what, " (", num_bytes, " bytes)");
+}
+
 std::string text_of(uint64_t bits, const CollectiveLog& log) {
   const auto sequence = std::to_string(bits >> kHashBits);
   const auto known = log.names.find(bits & kHashMask);
@@ -19,8 +23,15 @@ std::string text_of(uint64_t bits, const CollectiveLog& log) {
 
 }  // namespace
 
+void Fingerprint::remember(const ProcessGroup& group, const char* kind, const std::string& what, int64_t num_bytes) {
+  auto text = text_of(kind, what, num_bytes);
+  const auto state = state_of(group);
+  const std::lock_guard lock(state->mutex);
+  state->log.names.emplace(hash_of(text), std::move(text));
+}
+
 Fingerprint Fingerprint::next(const ProcessGroup& group, const char* kind, const std::string& what, int64_t num_bytes) {
-  auto text = c10::str(kind, " of ", what, " (", num_bytes, " bytes)");
+  auto text = text_of(kind, what, num_bytes);
   const auto hash = hash_of(text);
   const auto state = state_of(group);
   const std::lock_guard lock(state->mutex);

@@ -9,6 +9,7 @@
 // up in silence: hence the sequence number and the name.
 #include <fsdp/process_group.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -20,10 +21,16 @@ class Fingerprint {
   [[nodiscard]] static Fingerprint next(const ProcessGroup& group, const char* kind, const std::string& what,
                                         int64_t num_bytes);
 
+  // So that a message can name a collective that only other ranks start.
+  static void remember(const ProcessGroup& group, const char* kind, const std::string& what, int64_t num_bytes);
+
   [[nodiscard]] uint64_t bits() const { return bits_; }
   // The low bits of a hash of everything, for collectives that can only add numbers.
   [[nodiscard]] uint32_t digest() const { return static_cast<uint32_t>(bits_ ^ (bits_ >> 32U)) * 2654435761U >> 16U; }
 
+  [[nodiscard]] bool agrees_with(const std::vector<uint64_t>& theirs) const {
+    return std::all_of(theirs.begin(), theirs.end(), [this](uint64_t word) { return word == bits_; });
+  }
   // `theirs`: one word a rank, in rank order. Errors: c10::DistError that says what each rank that differs does.
   void check(const ProcessGroup& group, const std::vector<uint64_t>& theirs) const;
   // The message of check(), for collectives that cannot tell who differs.

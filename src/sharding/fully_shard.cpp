@@ -29,6 +29,22 @@ void shard_gradient(const at::Tensor& parameter) {
   parameter.mutable_grad() = dtensor::make_like(state, parameter.sizes(), own, "gradient of " + state.path);
 }
 
+// A custom autograd function that is given the parameter itself answers with a whole gradient, which no node of the
+// group has reduced.
+void watch_gradient(const at::Tensor& parameter) {
+  if (!at::isFloatingType(parameter.scalar_type()) && !at::isComplexType(parameter.scalar_type())) return;
+  const std::weak_ptr<ParamGroup> weak = sharding::group_of(parameter);
+  const int index = dtensor::state_of(parameter)->index;
+  const bool trains = parameter.requires_grad();
+  parameter.set_requires_grad(true);  // hooks stay when it is frozen
+  parameter.register_hook([weak, index](const at::Tensor& grad) -> at::Tensor {
+    const auto group = weak.lock();
+    if (!group || !grad.defined() || DTensor::is(grad)) return grad;
+    return group->runtime()->reduce_whole(*group, index, grad);
+  });
+  parameter.set_requires_grad(trains);
+}
+
 // One runtime for the new root and all roots below it.
 std::shared_ptr<Runtime> join_runtimes(const std::vector<torch::nn::Module*>& modules, const DeviceMesh& mesh) {
   auto runtime = std::make_shared<Runtime>(c10::Device(mesh.device_type()));
@@ -90,7 +106,10 @@ void make_groups(const std::shared_ptr<ModuleState>& state, const std::vector<Na
   for (const auto& members : by_mesh) {
     const auto group = ParamGroup::create(members, members.front().mesh, runtime, state);
     state->groups.push_back(group);
-    for (const auto& parameter : members) shard_gradient(parameter.tensor);
+    for (const auto& parameter : members) {
+      shard_gradient(parameter.tensor);
+      watch_gradient(parameter.tensor);
+    }
     comm::log_line(comm::LogLevel::kInfo,
                    c10::str("fully_shard(", state->type_name, "): ", group->name(), ", ", group->shard_bytes(),
                             " bytes a rank over ", members.front().mesh.size(), " ranks"));

@@ -22,13 +22,15 @@ void stamp(const at::Tensor& place, const comm::Fingerprint& fingerprint) {
 }
 
 // Every row of what arrived ends with the fingerprint of the rank that sent it.
-void check_fingerprints(const Gather& gather) {
+void check_fingerprints(const Gather& gather, const Runtime& runtime) {
   if (!gather.fingerprint) return;
   const auto num_ranks = gather.group->getSize();
   const auto rows = gather.rows.bytes().view({num_ranks, -1});
   const auto tails = rows.narrow(1, rows.size(1) - kFingerprintBytes, kFingerprintBytes).contiguous().cpu();
   std::vector<uint64_t> words(static_cast<size_t>(num_ranks));
   std::memcpy(words.data(), tails.const_data_ptr(), words.size() * sizeof(uint64_t));
+  if (gather.fingerprint->agrees_with(words)) return;
+  runtime.remember_collectives();
   gather.fingerprint->check(gather.group, words);
 }
 
@@ -111,6 +113,10 @@ Gather ParamGroup::gather_parts() {
   return gather;
 }
 
+void ParamGroup::remember_collectives() const {
+  comm::Fingerprint::remember(shard_group_, "all_gather", name(), gather_layout_.row_bytes);
+}
+
 void ParamGroup::finish_gather() {
   launch_gather();
   auto gather = std::move(*gather_);
@@ -118,7 +124,7 @@ void ParamGroup::finish_gather() {
   const PlainScope plain;
   if (gather.work.defined()) gather.work.wait();
   gather.work = {};
-  check_fingerprints(gather);
+  check_fingerprints(gather, *runtime_);
   if (!block_.defined()) block_ = acquire_block();
   if (gather.of_parts)
     copy_parts(gather);

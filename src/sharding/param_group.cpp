@@ -225,9 +225,11 @@ void ParamGroup::meet_to_read(const dtensor::Reason& reason) const {
 }
 
 void ParamGroup::meet_to_reduce() const {
-  if (num_ranks_ == 1) return;
-  runtime_->ledger()->count(&MemoryStats::num_meetings);
-  comm::meeting_of(shard_group_)->meet_to("reduce the gradients of " + name());
+  for (const auto& group : {shard_group_, replicate_group_}) {
+    if (!group || group->getSize() == 1) continue;
+    runtime_->ledger()->count(&MemoryStats::num_meetings);
+    comm::meeting_of(group)->meet_to("reduce the gradients of " + name());
+  }
 }
 
 }  // namespace fsdp::sharding

@@ -48,8 +48,9 @@ class ParamGroup : public dtensor::Owner, public std::enable_shared_from_this<Pa
   [[nodiscard]] bool is_in_flight() const;
   void launch_gather();
   void finish_gather();
-  void drop_gather();  // waits for a gather in flight and forgets it
-  void reshard();      // frees the gathered parameters, and the part kept of them
+  void remember_collectives() const;  // for messages about other ranks
+  void drop_gather();                 // waits for a gather in flight and forgets it
+  void reshard();                     // frees the gathered parameters, and the part kept of them
   // Frees all but this rank's part over `num_ranks` neighbours, from which the next gather starts.
   void keep_part(int64_t num_ranks);
 

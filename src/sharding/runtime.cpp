@@ -200,6 +200,21 @@ torch::autograd::variable_list Runtime::run_backward(ParamGroup& group, const Un
   return reduced;
 }
 
+at::Tensor Runtime::reduce_whole(ParamGroup& group, int index, const at::Tensor& grad) {
+  const std::lock_guard lock(mutex_);
+  enter_pass();
+  const auto module = group.module();
+  TORCH_CHECK_NOT_IMPLEMENTED(!module || module->reduction.requires_gradient_sync, "a custom autograd function got '",
+                              group.path(index),
+                              "' itself, which set_requires_gradient_sync(false) does not cover: give it a result of "
+                              "an op on the parameter, such as parameter.view_as(parameter)");
+  TORCH_CHECK_NOT_IMPLEMENTED(!at::GradMode::is_enabled() || !grad.requires_grad(),
+                              "create_graph through a custom autograd function that got '", group.path(index),
+                              "' itself: give it a result of an op on the parameter");
+  expect_reduction(group, {index});
+  return group.reduce({index}, {grad}).front();
+}
+
 void Runtime::track(const std::shared_ptr<PendingReduction>& reduction) { reductions_.push_back(reduction); }
 
 void Runtime::make_room_for_reduction() {
@@ -261,6 +276,10 @@ void Runtime::reset() {
     group.drop_leftovers();
     group.forget(nullptr);
   });
+}
+
+void Runtime::remember_collectives() const {
+  for_each_group([](const ParamGroup& group) { group.remember_collectives(); });
 }
 
 void Runtime::set_is_last_backward(bool is_last_backward) {

@@ -22,12 +22,15 @@ class Runtime : public dtensor::Scheduler, public std::enable_shared_from_this<R
   void touch(c10::ArrayRef<dtensor::Owner*> owners, const dtensor::Reason& reason) override;
   torch::autograd::variable_list run_backward(ParamGroup& group, const UnshardNode& node,
                                               torch::autograd::variable_list grads);
+  // The same for a whole gradient of one parameter that did not come through a node.
+  at::Tensor reduce_whole(ParamGroup& group, int index, const at::Tensor& grad);
   // FSDPModule::unshard: gathered until it was used, released, or backward ended. With `async_op` only started.
   void hold(ParamGroup& group, bool async_op);
   void finish(ParamGroup& group);   // waits for hold(group, true)
   void release(ParamGroup& group);  // FSDPModule::reshard
   void reset();                     // FSDPModule::reset_iter_state
   void set_is_last_backward(bool is_last_backward);
+  void remember_collectives() const;
   void set_max_reductions(int64_t num_reductions);
 
   void add_group(const std::shared_ptr<ParamGroup>& group);

@@ -159,8 +159,20 @@ std::set<const c10::TensorImpl*> precise_parameters(const torch::nn::Module& roo
   return precise;
 }
 
+// All ranks of `mesh` as replicas, each of a single shard.
+DeviceMesh replicas_of(const DeviceMesh& mesh) {
+  const auto flat = mesh.ndim() == 1 ? mesh : mesh.flatten();
+  const auto group = flat.get_group(0);
+  return DeviceMesh::from_group({group, comm::neighbours_of(group, 1)}, mesh.device_type(),
+                                flat.mesh().view({flat.size(), 1}), {"replicate", "shard"});
+}
+
 void place(NamedParameter& parameter, const FullyShardOptions& options) {
   parameter.mesh = options.mesh;
+  if (parameter.tensor.numel() < options.replicate_below) {
+    parameter.mesh = replicas_of(options.mesh);
+    return;
+  }
   if (!options.shard_placement_fn) return;
   const auto placement = options.shard_placement_fn(parameter.path, parameter.tensor);
   if (!placement) return;

@@ -256,6 +256,36 @@ TEST(Autograd, TensorHooks) {
   });
 }
 
+// y = x * b, b [n]; its backward answers with the whole gradient of b.
+struct ScaleByParameter : torch::autograd::Function<ScaleByParameter> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& b) {
+    context->save_for_backward({x, b});
+    return x * b;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& grads) {
+    const auto saved = context->get_saved_variables();
+    return {grads[0] * saved[1], (grads[0] * saved[0]).sum(0)};
+  }
+};
+
+TEST(Autograd, CustomFunctionOfTheParameterItself) {
+  for (const int size : {1, 2, 3}) {
+    run_on_ranks(size, [](const RankContext& rank) {
+      for (const bool used_twice : {false, true}) {
+        Twins twins(rank, net_of<Mlp>());
+        twins.both([&](TestNet& net, const at::Tensor& x) {
+          auto& first = *Twins::as<Mlp>(net).layers->ptr(0)->as<torch::nn::LinearImpl>();
+          const auto h = torch::linear(x, first.weight, used_twice ? first.bias : at::Tensor());
+          ScaleByParameter::apply(h.exp(), first.bias).mean().backward();
+        });
+        EXPECT_TRUE(DTensor::is(twins.q[1].grad()));
+        EXPECT_SAME_GRADS(twins, kClose);
+      }
+    });
+  }
+}
+
 // Takes a gradient-descent step as soon as a gradient is ready, and drops the gradient.
 struct StepWhenReady : torch::autograd::PostAccumulateGradHook {
   void operator()(const Variable& parameter) override {

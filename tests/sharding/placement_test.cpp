@@ -104,6 +104,18 @@ TEST(IgnoredParams, StayPlainAndLocal) {  // behaviours 83
   });
 }
 
+TEST(ReplicateBelow, KeepsTinyParametersWhole) {
+  on_two_and_three([](const RankContext& rank) {
+    Twins twins(rank, square_mlp(), {.shard = false});
+    shard_units(*twins.sharded, {.mesh = rank.mesh, .replicate_below = 17});
+    EXPECT_EQ(DTensor(twins.q[1]).to_local().numel(), 16) << "a bias, whole";
+    EXPECT_LT(DTensor(twins.q[0]).to_local().numel(), 16 * 8) << "a weight, cut";
+    expect_same_training(twins, {.num_steps = 4, .before_update = [](const std::vector<at::Tensor>& parameters) {
+                                   torch::nn::utils::clip_grad_norm_(parameters, 0.5);
+                                 }});
+  });
+}
+
 TEST(ListOfModules, IsOneGroup) {  // behaviours 57
   on_two_and_three([](const RankContext& rank) {
     Twins twins(rank, net_of<Mlp>(), {.shard = false});
