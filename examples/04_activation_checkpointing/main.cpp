@@ -69,14 +69,14 @@ Step do_step(lesson::Transformer& model, const at::Tensor& tokens, bool checkpoi
 int main() {
   fsdp::init_process_group();
   const auto mesh = fsdp::init_device_mesh(torch::kCPU, {fsdp::world_size()}, {"dp"});
-  const lesson::ModelArgs args{.num_layers = 4, .vocab_size = 32, .max_seq_len = 64, .dim = 64, .dropout = 0.1};
+  const lesson::ModelArgs args{.num_layers = 4, .vocab_size = 32, .max_seq_len = 32, .dim = 32, .dropout = 0.1};
   torch::manual_seed(0);
   lesson::Transformer model(args);
   for (const auto& layer : *model->layers) fsdp::fully_shard(layer, {.mesh = mesh});
   fsdp::fully_shard(model, {.mesh = mesh});
 
   torch::manual_seed(100 + fsdp::rank());
-  const auto tokens = torch::randint(args.vocab_size, {8, args.max_seq_len});
+  const auto tokens = torch::randint(args.vocab_size, {4, args.max_seq_len});
   const auto plain = do_step(model, tokens, /*checkpointed=*/false);
   const auto checkpointed = do_step(model, tokens, /*checkpointed=*/true);
 
