@@ -124,6 +124,27 @@ PendingCollective broadcast(const at::Tensor& tensor, int root, const ProcessGro
   return start_collective(tensor, group, "broadcast", what, [&] { return group->broadcast(tensors, options); });
 }
 
+PendingCollective scatter_from_rank0(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
+                                     const ProcessGroup& group, const std::string& what) {
+  check_tensor(output, group, "scatter", what);
+  if (output.numel() == 0) return {};
+  std::vector<std::vector<at::Tensor>> parts;
+  if (group->getRank() == 0) {
+    TORCH_CHECK_VALUE(static_cast<int>(inputs.size()) == group->getSize(), "scatter of ", what, ": ", inputs.size(),
+                      " parts for ", group->getSize(), " ranks");
+    parts.emplace_back();
+    for (const auto& input : inputs) {
+      check_tensor(input, group, "scatter", what);
+      TORCH_CHECK_VALUE(input.scalar_type() == output.scalar_type() && input.numel() == output.numel(), "scatter of ",
+                        what, ": a part of ", input.numel(), " ", input.scalar_type(), ", but a rank takes ",
+                        output.numel(), " ", output.scalar_type());
+      parts.front().push_back(flat_view(input));
+    }
+  }
+  std::vector<at::Tensor> outputs{flat_view(output)};
+  return start_collective(group, "scatter", what, [&] { return group->scatter(outputs, parts); });
+}
+
 PendingCollective gather_to_rank0(const at::Tensor& output, const at::Tensor& input, const ProcessGroup& group,
                                   const std::string& what) {
   check_tensor(input, group, "gather", what);

@@ -49,6 +49,10 @@ class PendingCollective {
 [[nodiscard]] PendingCollective broadcast(const at::Tensor& tensor, int root, const ProcessGroup& group,
                                           const std::string& what);
 
+// output [n] <- on every rank its own entry of group rank 0's `inputs`, one [n] a rank; elsewhere `inputs` is ignored.
+[[nodiscard]] PendingCollective scatter_from_rank0(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
+                                                   const ProcessGroup& group, const std::string& what);
+
 // On group rank 0: output [size * n] <- the inputs [n] of all ranks; elsewhere `output` is ignored.
 [[nodiscard]] PendingCollective gather_to_rank0(const at::Tensor& output, const at::Tensor& input,
                                                 const ProcessGroup& group, const std::string& what);

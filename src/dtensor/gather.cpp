@@ -25,15 +25,8 @@ int64_t size_above(int64_t size, int64_t dim, size_t mesh_dim, const ShardState&
 at::Tensor gather_dim(const at::Tensor& local, int64_t dim, int64_t size, const ProcessGroup& group,
                       const std::string& what) {
   const auto num_ranks = group->getSize();
-  auto rows = local.movedim(dim, 0).contiguous();
   const auto length = chunk_length(size, num_ranks);
-  if (rows.size(0) < length) {  // padded: every rank sends the same number of rows
-    auto padded_sizes = rows.sizes().vec();
-    padded_sizes[0] = length;
-    auto padded = at::zeros(padded_sizes, rows.options());
-    padded.narrow(0, 0, rows.size(0)).copy_(rows);
-    rows = padded;
-  }
+  const auto rows = padded_rows(local.movedim(dim, 0), length);  // every rank sends the same number of rows
   auto out_sizes = rows.sizes().vec();
   out_sizes[0] = length * num_ranks;
   auto out = at::empty(out_sizes, rows.options());
@@ -97,6 +90,15 @@ bool same_batch(const Batch& batch, const ShardState& state, size_t mesh_dim, co
 }
 
 }  // namespace
+
+at::Tensor padded_rows(const at::Tensor& rows, int64_t length) {
+  if (rows.size(0) == length) return rows.contiguous();
+  auto sizes = rows.sizes().vec();
+  sizes[0] = length;
+  auto padded = at::zeros(sizes, rows.options());
+  padded.narrow(0, 0, rows.size(0)).copy_(rows);
+  return padded;
+}
 
 at::Tensor gather_full(ShardState& state, at::IntArrayRef sizes) {
   const PlainScope plain;

@@ -10,6 +10,9 @@ namespace fsdp::dtensor {
 // The whole of `state`, a new plain tensor of `sizes`. Collective over the sharded mesh dims; does not meet first.
 [[nodiscard]] at::Tensor gather_full(ShardState& state, at::IntArrayRef sizes);
 
+// `rows` followed by zeros up to `length` rows, contiguous; `rows` itself when it is both already.
+[[nodiscard]] at::Tensor padded_rows(const at::Tensor& rows, int64_t length);
+
 // Meets all ranks of the mesh in the store: no rank may start an unplanned read alone.
 void meet(const ShardState& state, const std::string& what);
 

@@ -30,6 +30,11 @@ TEST(Collectives, MoveTheRightValues) {
         EXPECT_TRUE(torch::equal(gathered, all));
       }
 
+      auto scattered = torch::empty({3});
+      const auto rows = rank == 0 ? all.unbind(0) : std::vector<torch::Tensor>();
+      comm::scatter_from_rank0(scattered, rows, group, "x").wait();
+      EXPECT_TRUE(torch::equal(scattered, own));
+
       auto a = torch::full({2}, rank + 1, torch::kDouble);
       auto b = torch::full({1}, rank, torch::kInt64);
       for (auto& pending : comm::all_reduce({a, b}, group, "x")) pending.wait();

@@ -1,0 +1,23 @@
+#pragma once
+// What one rank of a mesh knows, told to all of them through the store. For checks before a collective: every rank then
+// raises the same error, and none waits for a rank that gave up.
+//
+//   const auto complaint = any_complaint(mesh, "keys to load", my_complaint);
+//   TORCH_CHECK_VALUE(complaint.empty(), complaint);
+//
+// Both are collective. Errors: c10::DistError when a rank does not come, or comes with another `topic`.
+#include <fsdp/device_mesh.h>
+
+namespace fsdp {
+
+// The text of the mesh's first rank, on every rank.
+[[nodiscard]] std::string text_of_first_rank(const DeviceMesh& mesh, const std::string& topic, std::string text);
+
+// One of the complaints of all ranks, the same on every rank, and the first rank's if it has one; "" when nobody
+// complains.
+[[nodiscard]] std::string any_complaint(const DeviceMesh& mesh, const std::string& topic, std::string complaint);
+
+// Whether this rank's coordinate is 0 in every dim.
+[[nodiscard]] bool is_first_rank(const DeviceMesh& mesh);
+
+}  // namespace fsdp
