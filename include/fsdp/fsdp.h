@@ -9,6 +9,7 @@
 #include <fsdp/fsdp_module.h>
 #include <fsdp/fully_shard.h>
 #include <fsdp/memory_stats.h>
+#include <fsdp/optimizer_state_dict.h>
 #include <fsdp/placement.h>
 #include <fsdp/policies.h>
 #include <fsdp/process_group.h>

@@ -47,9 +47,11 @@ void take_over(ShardState& state, const at::Tensor& full) {
   if (state.owner) state.owner->replaced(state.index);
 }
 
+// torch::load() arrives as set_() on the same device and as set_data() otherwise, so the message speaks of it.
 void check_same_shape(const ShardState& state, const at::Tensor& self, const at::Tensor& source, const char* what) {
-  TORCH_CHECK_VALUE(source.sizes() == self.sizes(), what, " of the sharded tensor '", state.path, "' needs the shape ",
-                    self.sizes(), ", got ", source.sizes());
+  TORCH_CHECK_VALUE(source.sizes() == self.sizes(), "loading the sharded tensor '", state.path, "' (torch::load() or ",
+                    what, "): it has the shape ", self.sizes(), ", the given values ", source.sizes(),
+                    "; the file or value is that of another model");
 }
 
 }  // namespace

@@ -48,6 +48,11 @@ void Ledger::reset_peaks() {
   for (const auto field : kByteFields) (stats_.*field).peak = (stats_.*field).current;
 }
 
+bool Ledger::is_first_mention(const std::string& topic) {
+  const std::lock_guard lock(mutex_);
+  return merged_into_ ? merged_into_->is_first_mention(topic) : mentioned_.insert(topic).second;
+}
+
 void Ledger::merge(const std::shared_ptr<Ledger>& inner, const std::shared_ptr<Ledger>& outer) {
   if (inner == outer) return;
   const std::scoped_lock lock(inner->mutex_, outer->mutex_);

@@ -1,10 +1,12 @@
 #pragma once
-// Counts bytes and collectives of one root. Roots that are merged by an outer fully_shard keep one ledger: the inner
-// one forwards to the outer. Every ledger also feeds the ledger of the process.
+// Counts bytes and collectives of one root, and remembers what its user was told. Roots that are merged by an outer
+// fully_shard keep one ledger: the inner one forwards to the outer. Every ledger also feeds the ledger of the process.
 #include <fsdp/memory_stats.h>
 
 #include <memory>
 #include <mutex>
+#include <set>
+#include <string>
 
 namespace fsdp::dtensor {
 
@@ -24,6 +26,8 @@ class Ledger {
   void count(Counter counter);
   [[nodiscard]] MemoryStats read() const;
   void reset_peaks();
+  // Whether `topic` is mentioned for the first time, so that an advice is given once.
+  [[nodiscard]] bool is_first_mention(const std::string& topic);
   // Adds everything `inner` holds and makes it forward here from now on.
   static void merge(const std::shared_ptr<Ledger>& inner, const std::shared_ptr<Ledger>& outer);
 
@@ -32,6 +36,7 @@ class Ledger {
 
   mutable std::mutex mutex_;
   MemoryStats stats_;
+  std::set<std::string> mentioned_;
   std::shared_ptr<Ledger> merged_into_;
 };
 

@@ -16,6 +16,7 @@ OpFacts read_facts(const c10::OperatorHandle& op) {
   facts.refusal = entry.refusal;
   facts.casts_inputs = entry.rule == Rule::kPointwise || casts_inputs(schema.name());
   facts.is_add_inplace = facts.name == "aten::add_.Tensor";
+  facts.is_addcdiv_inplace = facts.name == "aten::addcdiv_";
   const auto& arguments = schema.arguments();
   for (const auto& argument : arguments) {
     const auto* alias = argument.alias_info();

@@ -36,6 +36,7 @@ struct OpFacts {
   bool writes = false;                  // any argument
   bool casts_inputs = false;            // mixed precision: floating arguments that meet a parameter follow its dtype
   bool is_add_inplace = false;          // aten::add_.Tensor, which may be queued behind a pending gradient
+  bool is_addcdiv_inplace = false;      // aten::addcdiv_, the last op of most optimizers
   c10::SmallVector<bool, 8> is_write;   // argument i is written to
   c10::SmallVector<int, 4> return_arg;  // the argument that return i is, or -1
 };

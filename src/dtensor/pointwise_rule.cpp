@@ -2,6 +2,7 @@
 #include "dtensor/call.h"
 #include "dtensor/gather.h"
 #include "dtensor/layout.h"
+#include "dtensor/whole_state.h"
 
 namespace fsdp::dtensor {
 
@@ -184,6 +185,7 @@ bool apply_pointwise(Call& call) {
   if (needs_autograd(call)) return false;
   if (queue_behind_gradient(call)) return true;
   reduce_unread(call);
+  if (call.facts.is_addcdiv_inplace) refuse_whole_state(call);
   PointwisePlan plan(call);
   if (!plan.fits()) return false;
   plan.run();

@@ -19,6 +19,7 @@
 
 #include "dtensor/call.h"
 #include "dtensor/typed_kernels.h"
+#include "dtensor/whole_state.h"
 
 namespace fsdp::dtensor {
 
@@ -28,6 +29,7 @@ namespace {
 // flight.
 at::Tensor& add_inplace(at::Tensor& self, const at::Tensor& other, const at::Scalar& alpha) {
   if (!has_wrapper_key(self)) {
+    if (!at::GradMode::is_enabled()) warn_of_whole_sum(self, other);
     Resolver resolver("aten::add_");
     resolver.see(other);
     resolver.gather();

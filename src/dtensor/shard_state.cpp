@@ -52,8 +52,8 @@ class QueuedAdd : public Pending {
 
 constexpr const char* kNoDataMessage =
     "this tensor is sharded: its values are spread over the mesh. Use fsdp::DTensor(t).to_local() for this rank's "
-    "part, "
-    ".full_tensor() for the whole, or fsdp::full_state_dict(module) to save a model";
+    "part, .full_tensor() for the whole. To save a model: fsdp::full_state_dict(module); to save an optimizer: "
+    "fsdp::full_optimizer_state_dict(module, optimizer)";
 
 }  // namespace
 

@@ -1,68 +1,66 @@
+#include <fsdp/dtensor.h>
 #include <fsdp/state_dict.h>
 #include <torch/serialize/output-archive.h>
 
-#include "comm/collectives.h"
-#include "comm/group_state.h"
-#include "comm/meeting.h"
-#include "dtensor/gather.h"
-#include "dtensor/layout.h"
+#include <unordered_map>
+
+#include "dtensor/rank0.h"
+#include "sharding/module_tree.h"
+#include "train/module_entries.h"
 
 namespace fsdp {
 
 namespace {
 
-// The whole tensor on rank 0 of the mesh, undefined elsewhere. A plain tensor is taken from the caller itself.
-at::Tensor gather_to_rank0(const std::string& name, const at::Tensor& tensor) {
-  auto* state = dtensor::state_of(tensor);
-  if (!state) return tensor.detach();
-  const dtensor::PlainScope plain;
-  const auto mesh_dim = state->mesh.ndim() - 1;  // parameters are sharded over the last mesh dim, on tensor dim 0
-  const auto group = state->mesh.get_group(mesh_dim);
-  dtensor::meet(*state, "full_state_dict of " + name);
-  const auto num_ranks = state->mesh.size(mesh_dim);
-  const auto& local = state->local();
-  auto padded_sizes = local.sizes().vec();
-  padded_sizes[0] = dtensor::chunk_length(tensor.size(0), num_ranks);
-  auto padded = at::zeros(padded_sizes, local.options());
-  padded.narrow(0, 0, local.size(0)).copy_(local);
-  auto whole_sizes = padded_sizes;
-  whole_sizes[0] *= num_ranks;
-  const bool is_rank0 = state->mesh.get_local_rank(mesh_dim) == 0;
-  auto whole = is_rank0 ? at::empty(whole_sizes, local.options()) : at::Tensor();
-  comm::gather_to_rank0(is_rank0 ? whole.view({-1}) : at::Tensor(), padded.view({-1}), group, name).wait();
-  return is_rank0 ? whole.narrow(0, 0, tensor.size(0)) : at::Tensor();
-}
+// A tensor and the names it goes by.
+struct TiedEntry {
+  at::Tensor tensor;
+  std::vector<std::string> names;
+};
 
-// Whether this rank is the one that gets the whole weights: rank 0 on every mesh dim, or a module without shards.
-bool is_collector(const torch::nn::Module& module) {
-  for (const auto& parameter : module.parameters()) {
-    const auto* state = dtensor::state_of(parameter);
-    if (!state) continue;
-    const auto coordinate = state->mesh.get_coordinate();
-    return std::all_of(coordinate->begin(), coordinate->end(), [](int64_t c) { return c == 0; });
+std::vector<TiedEntry> grouped_by_tensor(const std::vector<train::ModuleEntry>& entries) {
+  std::vector<TiedEntry> groups;
+  std::unordered_map<const c10::TensorImpl*, size_t> places;
+  for (const auto& entry : entries) {
+    const auto [found, is_new] = places.emplace(entry.tensor.unsafeGetTensorImpl(), groups.size());
+    if (is_new) groups.push_back({entry.tensor, {}});
+    groups[found->second].names.push_back(entry.name);
   }
-  return true;
+  return groups;
 }
 
-// What went wrong on the writing rank is raised on every rank.
-void share_error(const torch::nn::Module& module, const std::string& path, const std::string& error) {
-  std::string shared = error;
-  for (const auto& parameter : module.parameters()) {
-    const auto* state = dtensor::state_of(parameter);
-    if (!state) continue;
-    for (int64_t mesh_dim = 0; mesh_dim < state->mesh.ndim(); ++mesh_dim) {
-      const auto meeting = comm::meeting_of(state->mesh.get_group(mesh_dim));
-      shared = meeting->compare_with_rank0("the outcome of save_full_state_dict", shared,
-                                           [](const std::string& theirs) { return theirs; });
+// The sink behind a guard: what it throws is kept until all ranks know.
+class GuardedSink {
+ public:
+  explicit GuardedSink(const TensorSink& sink) : sink_(sink) {}
+
+  void give(const TiedEntry& entry, const at::Tensor& whole) {
+    if (thrown_) return;
+    try {
+      for (const auto& name : entry.names) sink_(name, whole);
+    } catch (const std::exception& error) {
+      thrown_ = std::current_exception();
+      complaint_ = train::text_of(error);
+    } catch (...) {
+      thrown_ = std::current_exception();
+      complaint_ = "an exception that is no std::exception";
     }
-    break;
   }
-  TORCH_CHECK(shared.empty(), "save_full_state_dict(", path, ") failed on rank 0: ", shared);
-}
+  [[nodiscard]] const std::string& complaint() const { return complaint_; }
+  // Rethrows here, raises `complaint` on the other ranks.
+  void finish(const std::string& complaint) const {
+    if (thrown_) std::rethrow_exception(thrown_);
+    TORCH_CHECK(complaint.empty(), "full_state_dict ended early, because ", complaint);
+  }
+
+ private:
+  const TensorSink& sink_;
+  std::exception_ptr thrown_;
+  std::string complaint_;
+};
 
 // Moves the tensors of `weights` under `prefix` into `archive`, nested as torch::save(module) nests them.
-void write_module(const torch::nn::Module& module, const std::string& prefix,
-                  const torch::OrderedDict<std::string, at::Tensor>& weights,
+void write_module(const torch::nn::Module& module, const std::string& prefix, const StateDict& weights,
                   torch::serialize::OutputArchive& archive) {
   const auto at_name = [&](const std::string& name) {
     const auto* found = weights.find(prefix + name);
@@ -81,32 +79,61 @@ void write_module(const torch::nn::Module& module, const std::string& prefix,
 
 }  // namespace
 
-torch::OrderedDict<std::string, at::Tensor> full_state_dict(const torch::nn::Module& module) {
-  torch::OrderedDict<std::string, at::Tensor> weights;
-  const bool collects = is_collector(module);
-  const auto take = [&](const std::string& name, const at::Tensor& tensor) {
-    if (!tensor.defined()) return;
-    const auto whole = gather_to_rank0(name, tensor);
-    if (collects) weights.insert(name, whole.cpu());
-  };
-  for (const auto& item : module.named_parameters()) take(item.key(), item.value());
-  for (const auto& item : module.named_buffers()) take(item.key(), item.value());
+StateDict state_dict(const torch::nn::Module& module) {
+  StateDict weights;
+  for (const auto& entry : train::entries_of(module)) weights.insert(entry.name, entry.tensor.detach());
+  return weights;
+}
+
+void stream_full_state_dict(const torch::nn::Module& module, const TensorSink& sink) {
+  const auto entries = train::entries_of(module);
+  train::check_off_meta(entries, "full_state_dict(" + sharding::type_name(module) + ")");
+  const auto meshes = train::meshes_of(entries);
+  const bool collects = train::is_first_rank(meshes);
+  GuardedSink guarded(sink);
+  std::string complaint;
+  for (const auto& entry : grouped_by_tensor(entries)) {
+    auto* state = dtensor::state_of(entry.tensor);
+    if (!state) {
+      if (collects) guarded.give(entry, entry.tensor.detach().clone());
+      continue;
+    }
+    // All ranks are about to gather this tensor, and the sink took the ones before.
+    complaint = train::any_complaint({state->mesh}, "full_state_dict of " + entry.names.front(), guarded.complaint());
+    if (!complaint.empty()) break;
+    const auto whole = dtensor::gather_to_first_rank(*state, entry.tensor.sizes());
+    if (collects) guarded.give(entry, whole);
+  }
+  if (complaint.empty()) complaint = train::any_complaint(meshes, "the end of full_state_dict", guarded.complaint());
+  guarded.finish(complaint);
+}
+
+StateDict full_state_dict(const torch::nn::Module& module) {
+  std::unordered_map<std::string, at::Tensor> found;
+  stream_full_state_dict(module, [&](const std::string& name, const at::Tensor& whole) { found[name] = whole.cpu(); });
+  StateDict weights;
+  for (const auto& entry : train::entries_of(module)) {
+    const auto item = found.find(entry.name);
+    if (item != found.end()) weights.insert(entry.name, item->second);
+  }
   return weights;
 }
 
 void save_full_state_dict(const torch::nn::Module& module, const std::string& path) {
   const auto weights = full_state_dict(module);
-  std::string error;
-  if (is_collector(module)) {
+  const auto meshes = train::meshes_of(train::entries_of(module));
+  std::string complaint;
+  if (train::is_first_rank(meshes)) {
     try {
       torch::serialize::OutputArchive archive;
       write_module(module, "", weights, archive);
       archive.save_to(path);
     } catch (const std::exception& failure) {
-      error = failure.what();
+      complaint = train::text_of(failure);
     }
   }
-  share_error(module, path, error);
+  complaint = train::any_complaint(meshes, "the outcome of save_full_state_dict", complaint);
+  TORCH_CHECK(complaint.empty(), "save_full_state_dict(", path, ") failed: ", complaint);
 }
 
 }  // namespace fsdp
