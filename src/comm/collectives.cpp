@@ -142,7 +142,7 @@ PendingCollective scatter_from_rank0(const at::Tensor& output, const std::vector
     }
   }
   std::vector<at::Tensor> outputs{flat_view(output)};
-  return start_collective(group, "scatter", what, [&] { return group->scatter(outputs, parts); });
+  return start_collective(output, group, "scatter", what, [&] { return group->scatter(outputs, parts); });
 }
 
 PendingCollective gather_to_rank0(const at::Tensor& output, const at::Tensor& input, const ProcessGroup& group,
