@@ -1,4 +1,5 @@
 #include "dtensor/call.h"
+#include "dtensor/meta_device.h"
 #include "dtensor/resolver.h"
 
 namespace fsdp::dtensor {
@@ -67,6 +68,7 @@ void check_all_writable(Call& call) {
 
 void dispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   Call call(op, keys, *stack);
+  if (is_under_meta_guard(call)) return run_under_meta_guard(call);
   if (call.facts.rule != Rule::kMetadata && call.facts.rule != Rule::kNothing) check_all_writable(call);
   if (!apply_rule(call)) apply_gather(call);
 }

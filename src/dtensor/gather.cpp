@@ -100,8 +100,15 @@ at::Tensor padded_rows(const at::Tensor& rows, int64_t length) {
   return padded;
 }
 
+void check_has_values(ShardState& state) {
+  if (state.is_pending()) return;  // a value is on its way
+  TORCH_CHECK(!state.local().is_meta(), "'", state.path,
+              "' is on the meta device and has no values yet: call fsdp::materialize(module, device, init) first");
+}
+
 at::Tensor gather_full(ShardState& state, at::IntArrayRef sizes) {
   const PlainScope plain;
+  check_has_values(state);
   const auto coordinate = state.mesh.get_coordinate();
   TORCH_CHECK(coordinate, "this rank is not in the mesh of '", state.path, "'");
   auto full = state.local();
@@ -115,7 +122,8 @@ at::Tensor gather_full(ShardState& state, at::IntArrayRef sizes) {
   return full.is_same(state.local()) ? full.clone() : full.contiguous();
 }
 
-void meet(const ShardState& state, const std::string& what) {
+void meet(ShardState& state, const std::string& what) {
+  check_has_values(state);
   for (size_t i = 0; i < state.placements.size(); ++i) {
     const auto mesh_dim = static_cast<int64_t>(i);
     if (is_replicate(state.placements[i]) || state.mesh.size(mesh_dim) == 1) continue;

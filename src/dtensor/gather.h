@@ -13,8 +13,12 @@ namespace fsdp::dtensor {
 // `rows` followed by zeros up to `length` rows, contiguous; `rows` itself when it is both already.
 [[nodiscard]] at::Tensor padded_rows(const at::Tensor& rows, int64_t length);
 
+// Errors: c10::Error when `state` is on the meta device and so has no values yet.
+void check_has_values(ShardState& state);
+
 // Meets all ranks of the mesh in the store: no rank may start an unplanned read alone.
-void meet(const ShardState& state, const std::string& what);
+// Errors: also those of check_has_values().
+void meet(ShardState& state, const std::string& what);
 
 // Turns Partial values into Replicate ones, in place and for all their handles: one collective for each mesh dim and
 // reduction, however many tensors there are. Meets first.

@@ -99,7 +99,8 @@ void ParamGroup::allocate_flat(const std::vector<SlotShape>& shapes, c10::Device
   // Stamping a fingerprint is no write to the shards, hence the version counter of its own.
   flat_fingerprint_ = flat_.variable_data().narrow(0, layout_.row_bytes - kFingerprintBytes, kFingerprintBytes);
   flat_charge_ = dtensor::Charge();  // gives back what the row before cost
-  flat_charge_ = dtensor::Charge(runtime_->ledger(), &MemoryStats::parameters, layout_.shard_bytes);
+  const int64_t num_bytes = device.is_meta() ? 0 : layout_.shard_bytes;
+  flat_charge_ = dtensor::Charge(runtime_->ledger(), &MemoryStats::parameters, num_bytes);
 }
 
 at::Tensor ParamGroup::local_view(size_t index) const {
@@ -126,6 +127,25 @@ void ParamGroup::rebuild_flat() {
     if (const auto state = slots_[i].state.lock()) state->set_local(local);
   }
   flat_is_outdated_ = false;
+}
+
+std::vector<std::string> ParamGroup::paths_on_meta() const {
+  std::vector<std::string> paths;
+  for (const auto& slot : slots_)
+    if (slot.local.is_meta()) paths.push_back(slot.path);
+  return paths;
+}
+
+void ParamGroup::leave_meta(c10::Device device) {
+  const PlainScope plain;
+  std::vector<SlotShape> shapes;
+  for (const auto& slot : layout_.slots) shapes.push_back({slot.sizes, slot.dtype, slot.dim});
+  allocate_flat(shapes, device);
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    slots_[i].local = local_view(i);
+    if (const auto state = slots_[i].state.lock()) state->set_local(slots_[i].local);
+  }
+  node_ = c10::intrusive_ptr<torch::autograd::Node>();  // its metadata speaks of the meta device
 }
 
 dtensor::Precision ParamGroup::precision(int index) const {

@@ -105,7 +105,20 @@ void Runtime::touch(c10::ArrayRef<dtensor::Owner*> owners, const dtensor::Reason
   }
 }
 
+void Runtime::check_off_meta(const ParamGroup& group, const dtensor::Reason& reason) const {
+  if (group.paths_on_meta().empty()) return;
+  std::vector<std::string> paths;
+  for (const auto& weak : groups_) {
+    if (const auto other = weak.lock()) {
+      for (auto& path : other->paths_on_meta()) paths.push_back(std::move(path));
+    }
+  }
+  TORCH_CHECK(false, reason.str(), " needs values, but still on the meta device are: ", c10::Join(", ", paths),
+              ". Call fsdp::materialize(module, device, init) first");
+}
+
 void Runtime::gather(ParamGroup& group, c10::ArrayRef<dtensor::Owner*> owners, const dtensor::Reason& reason) {
+  check_off_meta(group, reason);
   const bool was_recorded = std::erase(recorded_, group.id()) > 0 && group.is_in_flight();
   if (!was_recorded) record(group, reason);
   evict(owners);

@@ -54,6 +54,7 @@ class Runtime : public dtensor::Scheduler, public std::enable_shared_from_this<R
   void end_backward();
   void gather(ParamGroup& group, c10::ArrayRef<dtensor::Owner*> owners, const dtensor::Reason& reason);
   void record(ParamGroup& group, const dtensor::Reason& reason);
+  void check_off_meta(const ParamGroup& group, const dtensor::Reason& reason) const;
   void evict(c10::ArrayRef<dtensor::Owner*> owners);
   [[nodiscard]] bool may_evict(const ParamGroup& group, c10::ArrayRef<dtensor::Owner*> owners) const;
   void prefetch_learnt();

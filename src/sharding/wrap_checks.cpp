@@ -55,12 +55,20 @@ void check_parameter(const std::string& path, const at::Tensor& parameter) {
               "' was made in InferenceMode and does not track versions; build the module outside of it");
   TORCH_CHECK_VALUE(parameter.dim() > 0, "parameter '", path,
                     "' is a scalar (0-dim), which cannot be cut; make it a 1-D tensor of one element");
-  TORCH_CHECK_NOT_IMPLEMENTED(!parameter.is_meta(), "parameter '", path,
-                              "' is on the meta device: give it values before fully_shard");
   TORCH_CHECK_NOT_IMPLEMENTED(parameter.layout() == at::kStrided && parameter.is_contiguous(), "parameter '", path,
                               "' is not contiguous (strides ", parameter.strides(),
                               "); call contiguous() on it before wrapping");
   TORCH_CHECK_VALUE(parameter.numel() > 0, "parameter '", path, "' has no elements: shape ", parameter.sizes());
+}
+
+// A group's shards are one block of memory.
+void check_meta_is_all_or_none(const std::vector<NamedParameter>& parameters) {
+  const auto is_meta = [](const NamedParameter& parameter) { return parameter.tensor.is_meta(); };
+  const auto on_meta = std::find_if(parameters.begin(), parameters.end(), is_meta);
+  const auto with_values = std::find_if_not(parameters.begin(), parameters.end(), is_meta);
+  TORCH_CHECK_VALUE(on_meta == parameters.end() || with_values == parameters.end(), "parameter '", on_meta->path,
+                    "' is on the meta device, but '", with_values->path,
+                    "' of the same group has values; wrap them in two groups, or build both on the meta device");
 }
 
 std::string structure_of(const std::vector<NamedParameter>& parameters) {
@@ -68,7 +76,8 @@ std::string structure_of(const std::vector<NamedParameter>& parameters) {
   for (const auto& parameter : parameters) {
     const auto& tensor = parameter.tensor;
     text << parameter.path << " " << tensor.sizes() << " " << tensor.scalar_type()
-         << (tensor.requires_grad() ? "" : " frozen") << " cut on dim " << parameter.dim << "\n";
+         << (tensor.requires_grad() ? "" : " frozen") << (tensor.is_meta() ? " on meta" : "") << " cut on dim "
+         << parameter.dim << "\n";
   }
   return text.str();
 }
@@ -79,6 +88,7 @@ std::string checksum_of(const std::vector<NamedParameter>& parameters) {
   std::ostringstream text;
   text << std::hexfloat;
   for (const auto& parameter : parameters) {
+    if (parameter.tensor.is_meta()) continue;
     const auto values = parameter.tensor.detach();
     const auto sum = at::sum(values, at::kDouble).item<double>();
     const auto scale = values.is_floating_point() ? at::norm(values, 2, at::kDouble).item<double>() : 0.0;
@@ -216,8 +226,9 @@ void add_unclaimed(const torch::nn::Module& module, const FullyShardOptions& opt
     NamedParameter parameter{item.key(), tensor};
     parameter.keeps_precision = precise.contains(tensor.unsafeGetTensorImpl());
     place(parameter, options);
-    TORCH_CHECK_VALUE(tensor.device().type() == parameter.mesh.device_type(), "parameter '", item.key(), "' is on ",
-                      tensor.device(), " and the mesh on ", parameter.mesh.device_type(), "; move the module first");
+    TORCH_CHECK_VALUE(tensor.is_meta() || tensor.device().type() == parameter.mesh.device_type(), "parameter '",
+                      item.key(), "' is on ", tensor.device(), " and the mesh on ", parameter.mesh.device_type(),
+                      "; move the module first");
     unclaimed.push_back(std::move(parameter));
   }
 }
@@ -229,6 +240,7 @@ std::vector<NamedParameter> unclaimed_parameters(const std::vector<torch::nn::Mo
   std::vector<NamedParameter> unclaimed;
   std::set<const c10::TensorImpl*> seen;
   for (const auto* module : modules) add_unclaimed(*module, options, seen, unclaimed);
+  check_meta_is_all_or_none(unclaimed);
   return unclaimed;
 }
 
@@ -258,10 +270,11 @@ void broadcast_start(const std::vector<NamedParameter>& parameters, const std::v
     if (mesh.size(mesh_dim) == 1) continue;
     const auto group = mesh.get_group(mesh_dim);
     for (const auto& parameter : parameters)
-      comm::broadcast(parameter.tensor.detach(), 0, group, parameter.path).wait();
+      if (!parameter.tensor.is_meta()) comm::broadcast(parameter.tensor.detach(), 0, group, parameter.path).wait();
     for (const auto* module : modules)
       for (const auto& item : module->named_buffers())
-        if (item.value().defined()) comm::broadcast(item.value().detach(), 0, group, item.key()).wait();
+        if (item.value().defined() && !item.value().is_meta())
+          comm::broadcast(item.value().detach(), 0, group, item.key()).wait();
   }
 }
 

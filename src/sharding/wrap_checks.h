@@ -17,9 +17,9 @@ namespace fsdp::sharding {
 void check_offload(const std::optional<CPUOffloadPolicy>& policy, const DeviceMesh& mesh);
 
 // The parameters of `modules` that no earlier fully_shard claimed, each once under its first dotted name.
-// Errors: c10::ValueError (0-dim, replaced member), c10::NotImplementedError (not contiguous, on meta, a DTensor that
-// belongs to no group, Shard(d > 0) that does not divide), c10::Error (inference tensor, no such dim), each naming the
-// path.
+// Errors: c10::ValueError (0-dim, replaced member, some but not all on the meta device), c10::NotImplementedError (not
+// contiguous, a DTensor that belongs to no group, Shard(d > 0) that does not divide), c10::Error (inference tensor, no
+// such dim), each naming the path.
 [[nodiscard]] std::vector<NamedParameter> unclaimed_parameters(const std::vector<torch::nn::Module*>& modules,
                                                                const FullyShardOptions& options);
 
