@@ -8,6 +8,9 @@
 #include <fsdp/dtensor.h>
 #include <fsdp/fsdp_module.h>
 #include <fsdp/fully_shard.h>
+#include <fsdp/grad_scaler.h>
+#include <fsdp/join.h>
+#include <fsdp/loss.h>
 #include <fsdp/materialize.h>
 #include <fsdp/memory_stats.h>
 #include <fsdp/optimizer_state_dict.h>

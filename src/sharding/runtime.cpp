@@ -247,6 +247,7 @@ void Runtime::hold(ParamGroup& group, bool async_op) {
   enter_pass();
   if (!group.is_resident()) {
     const std::string name = group.name();
+    check_off_meta(group, {"unshard", &name});
     dtensor::Owner* owner = &group;
     if (async_op && !group.is_in_flight()) {
       record(group, {"unshard", &name});
