@@ -313,7 +313,6 @@ TEST(Training, OptimizerStateOfAPlainProgramIsLoaded) {
     twins.zero_grad();
     twins.backward();
     fresh_p.step();
-    EXPECT_CONTAINS(error_of([&] { fresh_q.step(); }), "shard_optimizer_state") << "whole state is refused";
     shard_optimizer_state(*twins.sharded, fresh_q);
     fresh_q.step();
     EXPECT_SAME_PARAMETERS(twins, 1e-5);
