@@ -1,3 +1,5 @@
+#include <ATen/record_function.h>
+
 #include "dtensor/call.h"
 #include "dtensor/meta_device.h"
 #include "dtensor/resolver.h"
@@ -68,6 +70,7 @@ void check_all_writable(Call& call) {
 
 void dispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   Call call(op, keys, *stack);
+  RECORD_FUNCTION("FSDP::intercept (" + call.facts.name + ")", c10::ArrayRef<const c10::IValue>{});
   if (is_under_meta_guard(call)) return run_under_meta_guard(call);
   if (call.facts.rule != Rule::kMetadata && call.facts.rule != Rule::kNothing) check_all_writable(call);
   if (!apply_rule(call)) apply_gather(call);
