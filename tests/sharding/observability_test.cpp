@@ -55,6 +55,7 @@ TEST(Profiler, SeesGathersReductionsAndInterception) {
 }
 
 RANKS_BODY(logging_rank) {
+  init_process_group();
   const auto rank = default_rank_context();
   torch::nn::Sequential net(torch::nn::Linear(4, 4));
   fully_shard(*net->ptr(0), {.mesh = rank.mesh});
