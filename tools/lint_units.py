@@ -13,6 +13,7 @@ import shlex
 import sys
 
 ALONE = {"gloo_backend.cpp"}  # defines what others only declare; outside the unity build too
+MAIN = re.compile(r"^int main\(", re.MULTILINE)  # two of them cannot share a unit
 
 
 def flags_of(entry):
@@ -33,13 +34,17 @@ def flags_of(entry):
 def main():
     build, files = pathlib.Path(sys.argv[1]).resolve(), [str(pathlib.Path(f).resolve()) for f in sys.argv[2:]]
     known = {entry["file"]: entry for entry in json.loads((build / "compile_commands.json").read_text())}
-    groups = {}
+    groups, flags_with_main = {}, set()
     for file in files:
         if file not in known:
-            print(f"warning: {file} is not part of the build, so it is not checked", file=sys.stderr)
+            print(f"not part of the build, so not checked: {file}", file=sys.stderr)
             continue
-        alone = file if pathlib.Path(file).name in ALONE else ""
-        groups.setdefault((shlex.join(flags_of(known[file])), alone), []).append(file)
+        flags = shlex.join(flags_of(known[file]))
+        is_program = MAIN.search(pathlib.Path(file).read_text()) is not None
+        alone = pathlib.Path(file).name in ALONE or (is_program and flags in flags_with_main)
+        if is_program:
+            flags_with_main.add(flags)
+        groups.setdefault((flags, file if alone else ""), []).append(file)
 
     units = build / "units"
     units.mkdir(exist_ok=True)
