@@ -61,7 +61,7 @@ class Call {
         const bool replaces = item.isTensor() && changes(item.toTensor());
         list.push_back(replaces ? c10::IValue(change(item.toTensor())) : item);
       }
-      value = std::move(list);
+      value = list;
     }
   }
 

@@ -22,7 +22,7 @@ inline std::optional<at::Tensor> resolve_argument(const Resolver& resolver, cons
   return tensor ? std::optional(resolve_argument(resolver, *tensor)) : tensor;
 }
 template <class T>
-const T& resolve_argument(const Resolver&, const T& value) {
+T resolve_argument(const Resolver&, const T& value) {
   return value;
 }
 
@@ -85,7 +85,7 @@ inline at::Tensor local_argument(const at::Tensor& tensor) {
   return state ? state->local() : tensor;
 }
 template <class T>
-const T& local_argument(const T& value) {
+T local_argument(const T& value) {
   return value;
 }
 

@@ -109,7 +109,7 @@ std::string first_difference(const std::string& mine, const std::string& theirs)
     if (!has_x && !has_y) return "";
     if (!has_x) x = "nothing more";
     if (!has_y) y = "nothing more";
-    if (x != y) return "rank 0 has '" + y + "', this rank has '" + x + "'";
+    if (x != y) return c10::str("rank 0 has '", y, "', this rank has '", x, "'");
   }
 }
 
@@ -257,9 +257,9 @@ void check_same_start(const std::vector<NamedParameter>& parameters, const Devic
     if (!compare_values) continue;
     const auto different = meeting->compare_with_rank0(
         "values of " + module, checksum, [&](const std::string& theirs) { return first_difference(checksum, theirs); });
-    if (!different.empty())
-      TORCH_WARN("fully_shard(", module, "): the ranks start from different values (checksums: ", different,
-                 "). Seed all ranks alike, load a checkpoint, or pass sync_init = true");
+    if (different.empty()) continue;
+    TORCH_WARN("fully_shard(", module, "): the ranks start from different values (checksums: ", different,
+               "). Seed all ranks alike, load a checkpoint, or pass sync_init = true");
   }
 }
 

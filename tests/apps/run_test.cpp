@@ -140,12 +140,13 @@ TEST(Run, ARequestedPortIsUsedAndFreeAgainAfterAKill) {
 }
 
 TEST(Run, WorkersGetTheVariablesOfTorchrun) {
-  const auto run = run_launcher(
-      {"--nproc-per-node", "2", "/bin/sh", "-c",
-       "echo $RANK,$LOCAL_RANK,$WORLD_SIZE,$LOCAL_WORLD_SIZE,$GROUP_RANK,$GROUP_WORLD_SIZE,$ROLE_RANK,$ROLE_NAME,"
-       "$ROLE_WORLD_SIZE,$MASTER_ADDR,$TORCHELASTIC_RESTART_COUNT,$TORCHELASTIC_MAX_RESTARTS,"
-       "$TORCHELASTIC_USE_AGENT_STORE,$TORCH_NCCL_ASYNC_ERROR_HANDLING,$MINE"},
-      {{"RANK", "77"}, {"WORLD_SIZE", "99"}, {"LOCAL_RANK", "5"}, {"MASTER_PORT", "1"}, {"MINE", "kept"}});
+  const std::string script =
+      "echo $RANK,$LOCAL_RANK,$WORLD_SIZE,$LOCAL_WORLD_SIZE,$GROUP_RANK,$GROUP_WORLD_SIZE,$ROLE_RANK,$ROLE_NAME,"
+      "$ROLE_WORLD_SIZE,$MASTER_ADDR,$TORCHELASTIC_RESTART_COUNT,$TORCHELASTIC_MAX_RESTARTS,"
+      "$TORCHELASTIC_USE_AGENT_STORE,$TORCH_NCCL_ASYNC_ERROR_HANDLING,$MINE";
+  const auto run =
+      run_launcher({"--nproc-per-node", "2", "/bin/sh", "-c", script},
+                   {{"RANK", "77"}, {"WORLD_SIZE", "99"}, {"LOCAL_RANK", "5"}, {"MASTER_PORT", "1"}, {"MINE", "kept"}});
   EXPECT_EQ(run.code, 0);
   EXPECT_THAT(run.output, HasSubstr("[default0]:0,0,2,2,0,1,0,default,2,127.0.0.1,0,0,True,1,kept\n"));
   EXPECT_THAT(run.output, HasSubstr("[default1]:1,1,2,2,0,1,1,default,2,127.0.0.1,0,0,True,1,kept\n"));
@@ -213,12 +214,12 @@ TEST(Run, WhatWorkersStartedIsStoppedToo) {
   const auto folder = std::filesystem::path(::testing::TempDir()) / ("fsdp_run_" + std::to_string(getpid()));
   std::filesystem::create_directories(folder);
   // Each worker starts a process that ignores SIGTERM; rank 0 fails once both of those run.
-  const auto run = run_launcher({"--nproc-per-node", "2", "/bin/sh", "-c",
-                                 "(trap '' TERM; exec sh -c 'echo pid $$; : > $DIR/$RANK; exec sleep 1000') &\n"
-                                 "while [ ! -e $DIR/0 ] || [ ! -e $DIR/1 ]; do :; done\n"
-                                 "[ $RANK = 0 ] && exit 3\n"
-                                 "wait"},
-                                {{"DIR", folder.string()}});
+  const std::string script =
+      "(trap '' TERM; exec sh -c 'echo pid $$; : > $DIR/$RANK; exec sleep 1000') &\n"
+      "while [ ! -e $DIR/0 ] || [ ! -e $DIR/1 ]; do :; done\n"
+      "[ $RANK = 0 ] && exit 3\n"
+      "wait";
+  const auto run = run_launcher({"--nproc-per-node", "2", "/bin/sh", "-c", script}, {{"DIR", folder.string()}});
   std::filesystem::remove_all(folder);
   EXPECT_EQ(run.code, 1);
   EXPECT_EQ(count(run.output, "first failure: rank 0 \\(pid [0-9]+\\): exit code 3"), 1) << run.output;

@@ -48,11 +48,10 @@ TEST(Collectives, MoveTheRightValues) {
 TEST(Collectives, ReduceScatterReducesAsAsked) {
   for (const int size : {2, 3}) {
     run_ranks(size, [&](const ProcessGroup& group, int rank) {
-      const auto input = torch::full({size * 2}, rank + 1, torch::kFloat);
-      const std::map<RedOpType, float> expected{{RedOpType::SUM, size * (size + 1) / 2.0F},
-                                                {RedOpType::AVG, (size + 1) / 2.0F},
-                                                {RedOpType::MAX, size},
-                                                {RedOpType::MIN, 1}};
+      const auto n = static_cast<float>(size);
+      const auto input = torch::full({int64_t{size} * 2}, rank + 1, torch::kFloat);
+      const std::map<RedOpType, float> expected{
+          {RedOpType::SUM, n * (n + 1) / 2}, {RedOpType::AVG, (n + 1) / 2}, {RedOpType::MAX, n}, {RedOpType::MIN, 1}};
       for (const auto& [op, value] : expected) {
         auto output = torch::empty({2});
         comm::reduce_scatter(output, input, group, "x", op).wait();

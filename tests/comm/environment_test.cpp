@@ -78,7 +78,7 @@ TEST(Environment, AMalformedVariableIsNamed) {
                                                                {"TORCHELASTIC_USE_AGENT_STORE", "maybe"},
                                                                {"TORCHELASTIC_RESTART_COUNT", "-2"}};
   for (const auto& [name, value] : cases) {
-    EXPECT_ERROR(std::ignore = read_with(name, value), c10::ValueError, name + " is \"" + value + "\"");
+    EXPECT_ERROR(std::ignore = read_with(name, value), c10::ValueError, c10::str(name, " is \"", value, "\""));
   }
 }
 

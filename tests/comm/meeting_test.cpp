@@ -101,6 +101,16 @@ TEST(Meeting, AMismatchNamesBothSides) {
   EXPECT_EQ(num_came, 1);
 }
 
+// False when the others did not come in time; a rank that gave up may try again.
+bool met(Meeting& meeting, const std::string& what) {
+  try {
+    meeting.meet(what);
+    return true;
+  } catch (const c10::DistError&) {
+    return false;
+  }
+}
+
 TEST(Meeting, AfterALonelyReadAllMeetAgain) {
   auto store = c10::make_intrusive<c10d::HashStore>();
   std::promise<void> gave_up;
@@ -113,21 +123,11 @@ TEST(Meeting, AfterALonelyReadAllMeetAgain) {
         EXPECT_ERROR(meeting.meet("lonely"), c10::DistError, "ranks [0, 2] did not come");
         gave_up.set_value();
         // This rank's patience is short: the others may need a few tries to find it waiting.
-        while (meeting.num_meetings() == 0) {
-          try {
-            meeting.meet("common");
-          } catch (const c10::DistError&) {
-          }
-        }
+        while (!met(meeting, "common")) continue;
         return;
       }
       lonely_read_is_over.wait();
-      while (meeting.num_meetings() == 0) {
-        try {
-          meeting.meet("common");
-        } catch (const c10::DistError&) {
-        }
-      }
+      while (!met(meeting, "common")) continue;
     });
   }
   for (auto& thread : threads) thread.join();
@@ -147,14 +147,8 @@ TEST(Meeting, GivingUpRacesWithArriving) {
       Meeting meeting(store, rank, kNumRanks, 20ms);
       for (int round = 0; round < kNumRounds; ++round) {
         std::this_thread::sleep_for(std::chrono::microseconds(random() % 12000));
-        for (bool met = false; !met;) {  // a rank that gave up tries again
-          try {
-            meeting.meet("round " + std::to_string(round));
-            met = true;
-            ++num_met[round];
-          } catch (const c10::DistError&) {
-          }
-        }
+        while (!met(meeting, "round " + std::to_string(round))) continue;
+        ++num_met[round];
       }
       EXPECT_EQ(meeting.num_meetings(), kNumRounds);
     });

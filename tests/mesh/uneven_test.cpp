@@ -46,7 +46,7 @@ TEST(MeshCollectives, ReduceScatterOfATransposedInputIsRight) {
     const auto input = torch::arange(8, torch::kFloat).view({2, 4}).t();  // [4, 2], not contiguous
     auto output = torch::empty({2, 2});
     comm::reduce_scatter(output, input.contiguous(), mesh.get_group(), "rows").wait();
-    EXPECT_TRUE(torch::equal(output, input.narrow(0, rank * 2, 2) * 2));
+    EXPECT_TRUE(torch::equal(output, input.narrow(0, int64_t{rank} * 2, 2) * 2));
   });
 }
 

@@ -57,14 +57,14 @@ TEST(TwoMeshDims, ReplicasKeepTheirOwnValuesUnlessSynchronised) {
   run_on_ranks(4, [](const RankContext& rank) {
     for (bool sync : {false, true}) {
       const auto mesh = mesh_2d(rank, 2, 2, sync ? "synced" : "own");
-      Vector net(torch::full({4}, static_cast<float>(rank.rank() / 2)));
+      const int64_t replica = rank.rank() / 2;
+      Vector net(torch::full({4}, static_cast<float>(replica)));
       struct Ignore : c10::WarningHandler {
         void process(const c10::Warning&) override {}
       } ignore;
       const c10::WarningUtils::WarningHandlerGuard guard(&ignore);
       fully_shard(net, {.mesh = mesh, .sync_init = sync});
-      EXPECT_LE(
-          difference(torch::full({2}, sync ? 0.F : static_cast<float>(rank.rank() / 2)), DTensor(net.w).to_local()), 0);
+      EXPECT_LE(difference(torch::full({2}, sync ? 0.F : static_cast<float>(replica)), DTensor(net.w).to_local()), 0);
     }
   });
 }

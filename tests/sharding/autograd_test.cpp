@@ -404,6 +404,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
     at::Tensor y;
     {
       const torch::AutoGradMode grad_mode(true);
+      // NOLINTNEXTLINE(performance-no-int-to-ptr): a context keeps IValues only
       y = reinterpret_cast<TanhLinear*>(context->saved_data["module"].toInt())->forward(x);
     }
     torch::autograd::backward({y}, {gradients[0]});

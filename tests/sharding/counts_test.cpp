@@ -107,7 +107,7 @@ int64_t shard_bytes(const std::vector<at::Tensor>& plain, int64_t size) {
   int64_t bytes = 0;
   for (const auto& parameter : plain) {
     const int64_t rows = parameter.size(0), padded = (rows + size - 1) / size;
-    bytes += padded * (parameter.numel() / rows) * static_cast<int64_t>(parameter.element_size()) + kAlignment;
+    bytes += padded * (parameter.numel() / rows) * parameter.element_size() + kAlignment;
   }
   return bytes;
 }

@@ -127,7 +127,7 @@ TEST(InitErrors, ZeroDimParameter) {
     net.register_parameter("scale", torch::ones({}));
     const auto message = refusal<c10::ValueError>(rank, net);
     EXPECT_CONTAINS(message, "scale");
-    EXPECT_CONTAINS(message, "1");  // advises one element in one dim
+    EXPECT_CONTAINS(message, '1');  // advises one element in one dim
     EXPECT_FALSE(is_fsdp(net));
     EXPECT_FALSE(DTensor::is(net.parameters()[0]));
   });
@@ -177,7 +177,7 @@ TEST(InitErrors, MeshOfThreeDims) {
                                              torch::zeros({1, 1, 1}, torch::kLong), {"a", "b", "c"});
     torch::nn::Linear net(4, 4);
     const auto message = error_of<c10::ValueError>([&] { fully_shard(net, {.mesh = mesh}); });
-    EXPECT_CONTAINS(message, "3");
+    EXPECT_CONTAINS(message, '3');
     EXPECT_FALSE(DTensor::is(net->weight));
   });
 }
