@@ -27,10 +27,18 @@ MeetingValue failed(const MeetingValue& current, std::string reason) {
   return {MeetingState::kFailed, current.ranks, std::move(reason)};
 }
 
+// An intent is what a rank is about to do, and on a second line, if there is one, what the others must agree with.
+std::string sentence_of(const std::string& intent) { return intent.substr(0, intent.find('\n')); }
+
+std::string subject_of(const std::string& intent) {
+  const auto line = intent.find('\n');
+  return line == std::string::npos ? intent : intent.substr(line + 1);
+}
+
 // "read X" -> "reads X"
 std::string third_person(const std::string& intent) {
-  std::string sentence = intent;
-  sentence.insert(std::min(intent.find(' '), intent.size()), "s");
+  auto sentence = sentence_of(intent);
+  sentence.insert(std::min(sentence.find(' '), sentence.size()), "s");
   return sentence;
 }
 
@@ -48,9 +56,9 @@ Meeting::Meeting(const c10::intrusive_ptr<c10d::Store>& store, int rank, int siz
       size_(size),
       patience_(timeout / 2) {}
 
-void Meeting::meet(const std::string& what) {
+void Meeting::meet(const std::string& what, const std::string& subject) {
   const bool says_so = what.starts_with("full_tensor");
-  meet_to(c10::str("read ", what, says_so ? "" : " as a full tensor"));
+  meet_to(c10::str("read ", what, says_so ? "" : " as a full tensor", subject.empty() ? "" : "\n", subject));
 }
 
 void Meeting::meet_to(const std::string& intent) {
@@ -134,13 +142,13 @@ MeetingValue Meeting::join(const std::string& intent, const std::string& complai
     next.ranks.push_back(rank_);
     if (static_cast<int>(next.ranks.size()) == size_) next.state = MeetingState::kDone;
     if (!complaint.empty()) next = {MeetingState::kComplaint, current.ranks, complaint};
-    const bool mismatch = current.state == MeetingState::kOpen && current.text != intent;
-    if (mismatch) next = failed(current, c10::str("rank ", rank_, " came to ", intent));
+    const bool mismatch = current.state == MeetingState::kOpen && subject_of(current.text) != subject_of(intent);
+    if (mismatch) next = failed(current, c10::str("rank ", rank_, " came to ", sentence_of(intent)));
     if (!swap_value(*store_, key, current, next)) continue;
     if (next.state != MeetingState::kOpen) end(key);
     if (current.state == MeetingState::kAbsent) forget_earlier();  // this rank has to wait anyway
     if (mismatch) {  // what the others read in the store names this rank; this rank names the others
-      next.text = c10::str("ranks [", c10::Join(", ", current.ranks), "] wait to ", current.text);
+      next.text = c10::str("ranks [", c10::Join(", ", current.ranks), "] wait to ", sentence_of(current.text));
     }
     return next;
   }

@@ -27,7 +27,8 @@ class Meeting {
 
   // Returns when every rank of the group called meet() with the same `what`; at once for a group of one.
   // Errors: c10::DistError naming this rank, `what` and the ranks that did not come or wanted something else.
-  void meet(const std::string& what);
+  // With `subject` that alone must agree: two parameters of one group may be read at once, as both want the group.
+  void meet(const std::string& what, const std::string& subject = "");
   // The same for anything but a read; `intent` starts with an infinitive: "reduce the gradients of layers.0".
   void meet_to(const std::string& intent);
 
@@ -40,7 +41,7 @@ class Meeting {
   [[nodiscard]] int64_t num_meetings() const;
 
  private:
-  // `intent` starts with an infinitive: "read X as a full tensor". Returns the complaint that ended the meeting, or "".
+  // `intent` starts with an infinitive: "read X as a full tensor"; a second line is the subject. Returns the complaint that ended the meeting, or "".
   std::string attend(const std::string& intent, const std::string& complaint = "");
   MeetingValue join(const std::string& intent, const std::string& complaint);
   MeetingValue await_end(const std::string& key);

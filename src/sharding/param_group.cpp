@@ -241,7 +241,7 @@ void ParamGroup::rename(int index, const std::string& path) {
 void ParamGroup::meet_to_read(const dtensor::Reason& reason) const {
   if (num_ranks_ == 1) return;
   runtime_->ledger()->count(&MemoryStats::num_meetings);
-  comm::meeting_of(shard_group_)->meet(reason.str());
+  comm::meeting_of(shard_group_)->meet(reason.str(), "gather " + name());
 }
 
 void ParamGroup::meet_to_reduce() const {

@@ -43,6 +43,16 @@ void run_meetings(int world_size, std::chrono::milliseconds timeout,
   }
 }
 
+TEST(Meeting, ComparesTheSubjectWhereThereIsOne) {
+  run_ranks(2, [](const ProcessGroup& group, int rank) {
+    const auto meeting = meeting_of(group);
+    meeting->meet(rank == 0 ? "sum of a" : "norm of b", "group ab");
+    EXPECT_EQ(meeting->num_meetings(), 1);
+    EXPECT_ERROR(meeting->meet("sum of a", rank == 0 ? "group ab" : "group cd"), c10::DistError,
+                 "reads sum of a as a full tensor");
+  });
+}
+
 TEST(Meeting, AllRanksMeetManyTimes) {
   for (const int world_size : {1, 2, 3, 4}) {
     run_meetings(world_size, 60s, [&](Meeting& meeting, int) {
