@@ -6,6 +6,7 @@
 
 #include "comm/log.h"
 #include "dtensor/layout.h"
+#include "sharding/collect.h"
 #include "sharding/module_tree.h"
 #include "sharding/runtime.h"
 #include "sharding/wrap_checks.h"

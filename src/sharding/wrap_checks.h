@@ -16,13 +16,6 @@ namespace fsdp::sharding {
 // Warns where offloading has nothing to do. Errors: c10::NotImplementedError on other devices.
 void check_offload(const std::optional<CPUOffloadPolicy>& policy, const DeviceMesh& mesh);
 
-// The parameters of `modules` that no earlier fully_shard claimed, each once under its first dotted name.
-// Errors: c10::ValueError (0-dim, replaced member, some but not all on the meta device), c10::NotImplementedError (not
-// contiguous, a DTensor that belongs to no group, Shard(d > 0) that does not divide), c10::Error (inference tensor, no
-// such dim), each naming the path.
-[[nodiscard]] std::vector<NamedParameter> unclaimed_parameters(const std::vector<torch::nn::Module*>& modules,
-                                                               const FullyShardOptions& options);
-
 // All ranks of `mesh` must wrap the same structure; different values only warn. Collective through the store.
 // Errors: c10::ValueError on every rank, naming the first difference.
 void check_same_start(const std::vector<NamedParameter>& parameters, const DeviceMesh& mesh, const std::string& module,
