@@ -180,8 +180,9 @@ void ParamGroup::fill_storage(size_t index, dtensor::GatheredStorage& storage) {
 
 void ParamGroup::drop_gather() {
   if (!gather_) return;
-  if (gather_->work.defined()) gather_->work.wait();
-  gather_.reset();
+  auto gather = std::move(*gather_);
+  gather_.reset();  // also when the wait fails
+  if (gather.work.defined()) gather.work.wait();
 }
 
 void ParamGroup::reshard() {

@@ -201,6 +201,7 @@ void ParamGroup::fill_rows(const ReductionPlan& plan, const std::vector<int>& in
 void ParamGroup::keep_partial(const std::vector<int>& indices, const Places& places, PendingReduction& pending) {
   pending.wait();
   for (size_t i = 0; i < places.size(); ++i) {
+    if (!pending.is_used(i)) continue;
     auto& slot = slots_[indices[places[i]]];
     if (slot.partial.defined())
       slot.partial.add_(pending.sum(i));

@@ -47,6 +47,7 @@ class PendingReduction : public dtensor::Pending {
   void wait() override;
   // This rank's shard of the gradient of parameter `i`, once wait() returned; undefined when it has none.
   [[nodiscard]] const at::Tensor& result(size_t i) const { return plan_.parameters[i].result; }
+  [[nodiscard]] bool is_used(size_t i) const { return plan_.parameters[i].is_used; }
   // After wait(): this rank's part of the sums of parameter `i`.
   [[nodiscard]] at::Tensor sum(size_t i) const;
 

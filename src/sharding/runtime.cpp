@@ -3,6 +3,8 @@
 #include <c10/util/hash.h>
 #include <torch/csrc/autograd/engine.h>
 
+#include "comm/log.h"
+
 namespace fsdp::sharding {
 
 Runtime::Runtime(c10::Device device)
@@ -283,9 +285,17 @@ void Runtime::reset() {
   is_last_backward_ = true;
   schedule_.abandon_pass();
   reduction_order_.abandon_pass();
-  for (const auto& reduction : std::exchange(reductions_, {})) reduction->wait();
-  for_each_group([](ParamGroup& group) {
-    group.drop_gather();
+  // Nothing that still flies is wanted any more; whether it failed does not matter.
+  const auto finish_quietly = [](const auto& wait) {
+    try {
+      wait();
+    } catch (const std::exception& error) {
+      comm::log_line(comm::LogLevel::kInfo, c10::str("reset_iter_state() drops: ", error.what()));
+    }
+  };
+  for (const auto& reduction : std::exchange(reductions_, {})) finish_quietly([&] { reduction->wait(); });
+  for_each_group([&](ParamGroup& group) {
+    finish_quietly([&] { group.drop_gather(); });
     group.reshard();
     group.drop_leftovers();
     group.forget(nullptr);

@@ -15,6 +15,8 @@ UnshardNode::UnshardNode(std::shared_ptr<ParamGroup> group, std::vector<int> ind
 
 variable_list UnshardNode::apply(variable_list&& grads) {
   const auto group = group_;  // the node may be released while it runs
+  TORCH_CHECK(!is_disconnected_, "an earlier backward of this graph failed while ", group->name(),
+              " kept its gradients on this rank: run the forward again");
   const bool in_graph = at::GradMode::is_enabled() && std::any_of(grads.begin(), grads.end(), [](const auto& grad) {
                           return grad.defined() && grad.requires_grad();
                         });
@@ -36,8 +38,11 @@ void UnshardNode::disconnect() {
   auto self = c10::intrusive_ptr<UnshardNode>::reclaim_copy(this);
   const auto edges = next_edges_;
   for (auto& edge : next_edges_) edge = {};
-  torch::autograd::Engine::get_default_engine().queue_callback(
-      [self, edges] { self->next_edges_ = edges; });  // the graph may be kept
+  is_disconnected_ = true;
+  torch::autograd::Engine::get_default_engine().queue_callback([self, edges] {  // the graph may be kept
+    self->next_edges_ = edges;
+    self->is_disconnected_ = false;
+  });
 }
 
 // The group refers to its node weakly; what is left of the node must not keep the group alive.

@@ -26,6 +26,7 @@ class UnshardNode : public torch::autograd::Node {
 
   std::shared_ptr<ParamGroup> group_;
   std::vector<int> indices_;
+  bool is_disconnected_ = false;
 };
 
 // The reduce-scatter as an op of a graph (create_graph): its backward gathers.

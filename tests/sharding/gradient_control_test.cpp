@@ -68,6 +68,59 @@ TEST(AllReduce, OnlyWithTheLastMicrobatchOnReplicas) {
   });
 }
 
+TEST(AllReduce, UnusedParametersStayWithoutGradient) {
+  run_on_ranks(4, [](const RankContext& rank) {
+    Twins twins(rank, square_mlp(), {.shard = false});
+    auto root = fully_shard(*twins.sharded, {.mesh = mesh_2d(rank, 2, 2, "unused")});
+    for (const bool all_reduces : {false, true}) {
+      root.set_requires_all_reduce(all_reduces);
+      twins.both([](TestNet& net, const at::Tensor& x) {  // the first layer only
+        Twins::as<Mlp>(net).layers->ptr(0)->as<torch::nn::Linear>()->forward(x).square().mean().backward();
+      });
+    }
+    EXPECT_SAME_GRADS(twins, kClose);
+    EXPECT_FALSE(twins.q[4].grad().defined());
+  });
+}
+
+TEST(GradientSync, AGraphWhoseBackwardFailedIsNotUsedAgain) {
+  run_on_ranks(2, [](const RankContext& rank) {
+    Twins twins(rank, square_mlp());
+    auto root = FSDPModule::of(*twins.sharded);
+    root.set_requires_gradient_sync(false);
+    auto x = twins.part.clone().requires_grad_();
+    bool fails = true;
+    x.register_hook([&fails](const at::Tensor& grad) -> at::Tensor {
+      if (fails) throw std::runtime_error("boom");
+      return grad;
+    });
+    const auto loss = twins.sharded->loss(x);
+    EXPECT_THROW(loss.backward({}, /*retain_graph=*/true), std::runtime_error);
+    fails = false;
+    root.reset_iter_state();
+    root.set_requires_gradient_sync(true);
+    EXPECT_CONTAINS(error_of([&] { loss.backward(); }), "run the forward again");
+    root.reset_iter_state();
+    twins.backward();
+    EXPECT_SAME_GRADS(twins, kClose);
+  });
+}
+
+TEST(ResetIterState, WhenAReductionFailed) {
+  run_on_ranks(2, [](const RankContext& rank) {
+    Twins twins(rank, square_mlp());
+    auto root = FSDPModule::of(*twins.sharded);
+    auto& last = *Twins::as<Mlp>(*twins.sharded).layers->ptr(4)->as<torch::nn::Linear>();
+    torch::linear(torch::ones({2, last.weight.size(1)}), last.weight, rank.rank() == 0 ? last.bias : at::Tensor())
+        .sum()
+        .backward();
+    root.reset_iter_state();
+    EXPECT_EQ(twins.stats().gathered.current, 0);
+    twins.zero_grad();
+    expect_same_training(twins, {.num_steps = 2});
+  });
+}
+
 TEST(DivideFactor, MeansTheSameOnEveryMesh) {  // behaviours 48
   for (const int rows : {1, 2, 4}) {
     run_on_ranks(4, [rows](const RankContext& rank) {
