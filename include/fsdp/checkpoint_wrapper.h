@@ -10,6 +10,7 @@
 //
 // PyTorch: checkpoint_wrapper, CheckpointWrapper, apply_activation_checkpointing.
 #include <fsdp/activation_checkpoint.h>
+#include <fsdp/module_wrapper.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/any.h>
 #include <torch/nn/pimpl.h>
@@ -23,10 +24,10 @@ namespace fsdp {
 // What all wrappers share: parameters, buffers and children are those of the wrapped module, under the same names, so
 // that state dicts and files fit with and without wrapper. They are taken over when the wrapper is made; what the
 // wrapped module registers later is not seen.
-class CheckpointWrapperBase : public torch::nn::Module {
+class CheckpointWrapperBase : public torch::nn::Module, public ModuleWrapper {
  public:
   [[nodiscard]] const CheckpointOptions& options() const { return options_; }
-  [[nodiscard]] const torch::nn::Module& wrapped_module() const { return *module_; }
+  [[nodiscard]] torch::nn::Module& wrapped_module() const override { return *module_; }
 
   // These reach the wrapped module, which may have its own ways.
   void train(bool on = true) override;

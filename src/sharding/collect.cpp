@@ -1,5 +1,6 @@
 #include "sharding/collect.h"
 
+#include <fsdp/module_wrapper.h>
 #include <torch/nn/modules.h>
 
 #include <set>
@@ -72,7 +73,8 @@ void check_meta_is_all_or_none(const std::vector<NamedParameter>& parameters) {
 // Parameters that must be gathered in their own dtype: the affine of batch norm, which meets fp32 statistics.
 std::set<const c10::TensorImpl*> precise_parameters(const torch::nn::Module& root) {
   std::set<const c10::TensorImpl*> precise;
-  const auto add = [&precise](const torch::nn::Module& module) {
+  const auto add = [&precise](const torch::nn::Module& given) {
+    const auto& module = unwrapped(given);
     const bool is_norm = module.as<torch::nn::BatchNorm1dImpl>() || module.as<torch::nn::BatchNorm2dImpl>() ||
                          module.as<torch::nn::BatchNorm3dImpl>();
     if (!is_norm) return;
@@ -84,8 +86,19 @@ std::set<const c10::TensorImpl*> precise_parameters(const torch::nn::Module& roo
   return precise;
 }
 
+bool can_flatten(const DeviceMesh& mesh) {
+  try {
+    return mesh.flatten().defined();
+  } catch (const c10::Error&) {
+    return false;
+  }
+}
+
 // All ranks of `mesh` as replicas, each of a single shard.
 DeviceMesh replicas_of(const DeviceMesh& mesh) {
+  TORCH_CHECK_NOT_IMPLEMENTED(mesh.ndim() == 1 || can_flatten(mesh),
+                              "replicate_below on a mesh of several dims needs one made by init_device_mesh, not from "
+                              "groups: there is no group over all its ranks");
   const auto flat = mesh.ndim() == 1 ? mesh : mesh.flatten();
   const auto group = flat.get_group(0);
   return DeviceMesh::from_group({group, comm::neighbours_of(group, 1)}, mesh.device_type(),
@@ -119,6 +132,17 @@ bool is_ignored(const at::Tensor& tensor, const FullyShardOptions& options) {
                      [&](const at::Tensor& ignored) { return ignored.is_same(tensor); });
 }
 
+void check_ignored(const std::vector<torch::nn::Module*>& modules, const FullyShardOptions& options) {
+  for (size_t i = 0; i < options.ignored_params.size(); ++i) {
+    const auto& ignored = options.ignored_params[i];
+    const bool is_known = std::any_of(modules.begin(), modules.end(), [&](const torch::nn::Module* module) {
+      const auto parameters = module->parameters();
+      return std::any_of(parameters.begin(), parameters.end(), [&](const auto& p) { return p.is_same(ignored); });
+    });
+    TORCH_CHECK_VALUE(is_known, "ignored_params[", i, "] is no parameter of the module");
+  }
+}
+
 // Whether an earlier fully_shard owns it.
 bool is_claimed(const std::string& path, const at::Tensor& tensor) {
   const auto* state = dtensor::state_of(tensor);
@@ -129,9 +153,9 @@ bool is_claimed(const std::string& path, const at::Tensor& tensor) {
 
 void add_unclaimed(const torch::nn::Module& module, const FullyShardOptions& options,
                    std::set<const c10::TensorImpl*>& seen, std::vector<NamedParameter>& unclaimed) {
-  check_members("", module);
+  check_members("", unwrapped(module));
   for (const auto& item : module.named_modules("", /*include_self=*/false))
-    check_members(item.key() + ".", *item.value());
+    check_members(item.key() + ".", unwrapped(*item.value()));
   const auto precise = precise_parameters(module);
   for (const auto& item : module.named_parameters()) {
     const auto& tensor = item.value();
@@ -152,6 +176,9 @@ void add_unclaimed(const torch::nn::Module& module, const FullyShardOptions& opt
 
 std::vector<NamedParameter> unclaimed_parameters(const std::vector<torch::nn::Module*>& modules,
                                                  const FullyShardOptions& options) {
+  TORCH_CHECK_VALUE(options.replicate_below >= 0, "replicate_below is ", options.replicate_below,
+                    ", but a number of elements is needed");
+  check_ignored(modules, options);
   std::vector<NamedParameter> unclaimed;
   std::set<const c10::TensorImpl*> seen;
   for (const auto* module : modules) add_unclaimed(*module, options, seen, unclaimed);

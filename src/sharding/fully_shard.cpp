@@ -146,7 +146,8 @@ FSDPModule wrap(const std::vector<torch::nn::Module*>& modules, const FullyShard
   checked.reshard_after_forward = sharding::checked_reshard(options.reshard_after_forward, checked.mesh);
   sharding::check_offload(options.offload_policy, checked.mesh);
   const auto parameters = sharding::unclaimed_parameters(modules, checked);
-  sharding::check_same_start(parameters, checked.mesh, name, /*compare_values=*/!options.sync_init);
+  sharding::check_same_start(parameters, name, checked);
+  sharding::connect_neighbours(checked.reshard_after_forward, checked.mesh);
   if (options.sync_init) sharding::broadcast_start(parameters, modules, checked.mesh);
 
   const auto runtime = join_runtimes(modules, checked.mesh);

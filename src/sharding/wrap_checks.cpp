@@ -10,13 +10,19 @@ namespace fsdp::sharding {
 
 namespace {
 
-std::string structure_of(const std::vector<NamedParameter>& parameters) {
+std::string dtype_name(const std::optional<at::ScalarType>& dtype) { return dtype ? c10::toString(*dtype) : "own"; }
+
+// What decides how many bytes the ranks exchange, and with whom.
+std::string structure_of(const std::vector<NamedParameter>& parameters, const FullyShardOptions& options) {
   std::ostringstream text;
+  text << "param_dtype " << dtype_name(options.mp_policy.param_dtype) << ", reduce_dtype "
+       << dtype_name(options.mp_policy.reduce_dtype) << ", reshard_after_forward "
+       << options.reshard_after_forward.num_ranks(/*is_root=*/false) << "\n";
   for (const auto& parameter : parameters) {
     const auto& tensor = parameter.tensor;
     text << parameter.path << " " << tensor.sizes() << " " << tensor.scalar_type()
          << (tensor.requires_grad() ? "" : " frozen") << (tensor.is_meta() ? " on meta" : "") << " cut on dim "
-         << parameter.dim << "\n";
+         << parameter.dim << " over " << parameter.mesh.mesh().sizes() << " ranks\n";
   }
   return text.str();
 }
@@ -80,8 +86,12 @@ ReshardAfterForward checked_reshard(const ReshardAfterForward& reshard, const De
     TORCH_WARN_ONCE("reshard_after_forward = 1 keeps all parameters gathered: the same as false");
     return false;
   }
-  std::ignore = comm::neighbours_of(mesh.get_group(mesh.ndim() - 1), static_cast<int>(num_ranks));
   return reshard;
+}
+
+void connect_neighbours(const ReshardAfterForward& reshard, const DeviceMesh& mesh) {
+  if (!reshard.is_number()) return;
+  std::ignore = comm::neighbours_of(mesh.get_group(mesh.ndim() - 1), static_cast<int>(reshard.num_ranks(false)));
 }
 
 void check_offload(const std::optional<CPUOffloadPolicy>& policy, const DeviceMesh& mesh) {
@@ -91,9 +101,11 @@ void check_offload(const std::optional<CPUOffloadPolicy>& policy, const DeviceMe
   TORCH_WARN_ONCE("CPUOffloadPolicy has nothing to do: the mesh is on the CPU, where the shards rest already");
 }
 
-void check_same_start(const std::vector<NamedParameter>& parameters, const DeviceMesh& mesh, const std::string& module,
-                      bool compare_values) {
-  const auto structure = structure_of(parameters);
+void check_same_start(const std::vector<NamedParameter>& parameters, const std::string& module,
+                      const FullyShardOptions& options) {
+  const auto& mesh = options.mesh;
+  const bool compare_values = !options.sync_init;
+  const auto structure = structure_of(parameters, options);
   const auto checksum = compare_values ? checksum_of(parameters) : std::string();
   for (int64_t mesh_dim = 0; mesh_dim < mesh.ndim(); ++mesh_dim) {
     if (mesh.size(mesh_dim) == 1) continue;

@@ -13,13 +13,16 @@ namespace fsdp::sharding {
 // not from 1 to the number of shards, or does not divide it.
 [[nodiscard]] ReshardAfterForward checked_reshard(const ReshardAfterForward& reshard, const DeviceMesh& mesh);
 
+// Makes the groups that a checked number of ranks needs, once all ranks agree on it. Collective.
+void connect_neighbours(const ReshardAfterForward& reshard, const DeviceMesh& mesh);
+
 // Warns where offloading has nothing to do. Errors: c10::NotImplementedError on other devices.
 void check_offload(const std::optional<CPUOffloadPolicy>& policy, const DeviceMesh& mesh);
 
 // All ranks of `mesh` must wrap the same structure; different values only warn. Collective through the store.
 // Errors: c10::ValueError on every rank, naming the first difference.
-void check_same_start(const std::vector<NamedParameter>& parameters, const DeviceMesh& mesh, const std::string& module,
-                      bool compare_values);
+void check_same_start(const std::vector<NamedParameter>& parameters, const std::string& module,
+                      const FullyShardOptions& options);
 
 // Mesh rank 0's values of parameters and buffers on every rank. Collective.
 void broadcast_start(const std::vector<NamedParameter>& parameters, const std::vector<torch::nn::Module*>& modules,

@@ -25,6 +25,10 @@ std::string misfit_of(const ModuleEntry& entry, const at::Tensor& value, bool mu
   if (!value.defined()) return entry.name + " is given as an undefined tensor";
   if (value.sizes() != entry.tensor.sizes())
     return c10::str(entry.name, " is ", entry.tensor.sizes(), ", the given value ", value.sizes());
+  if (value.layout() != at::kStrided)
+    return c10::str(entry.name, " is given as a tensor of layout ", value.layout(), "; call to_dense() on it");
+  if (value.is_complex() && !entry.tensor.is_complex())
+    return c10::str(entry.name, " is ", entry.tensor.scalar_type(), ", the given value ", value.scalar_type());
   if (value.is_meta()) return entry.name + " is given on the meta device, without values";
   if (must_be_whole && DTensor::is(value))
     return entry.name + " is given as a DTensor, where rank 0 passes whole tensors";

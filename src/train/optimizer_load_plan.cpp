@@ -42,6 +42,8 @@ void OptimizerLoadPlan::check_values(const NamedState& target, const Values& val
     const auto what = c10::str("'", item.key(), "' of ", target.name);
     if (!tensor.defined() || tensor.is_meta())
       complaints_.push_back(what + " has no values");
+    else if (tensor.layout() != at::kStrided)
+      complaints_.push_back(c10::str(what, " is given as a tensor of layout ", tensor.layout()));
     else if (tensor.sizes() != target.parameter.sizes())
       complaints_.push_back(
           c10::str(what, " is given as ", tensor.sizes(), " for a parameter of shape ", target.parameter.sizes()));

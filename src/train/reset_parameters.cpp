@@ -1,4 +1,5 @@
 #include <fsdp/materialize.h>
+#include <fsdp/module_wrapper.h>
 #include <torch/nn/init.h>
 #include <torch/nn/modules.h>
 
@@ -22,7 +23,8 @@ void reset_first_of(torch::nn::Module& module) {
 
 void reset_parameters(torch::nn::Module& module) {
   using namespace torch::nn;  // NOLINT(google-build-using-namespace): a list of its classes
-  module.apply([](Module& part) {
+  module.apply([](Module& given) {
+    auto& part = unwrapped(given);
     reset_first_of<LinearImpl, BilinearImpl, EmbeddingImpl, EmbeddingBagImpl, LayerNormImpl, GroupNormImpl,
                    BatchNorm1dImpl, BatchNorm2dImpl, BatchNorm3dImpl, InstanceNorm1dImpl, InstanceNorm2dImpl,
                    InstanceNorm3dImpl, Conv1dImpl, Conv2dImpl, Conv3dImpl, ConvTranspose1dImpl, ConvTranspose2dImpl,

@@ -151,6 +151,36 @@ TEST(InitErrors, SameModuleTwice) {
   });
 }
 
+TEST(InitErrors, OptionsThatDifferBetweenRanks) {
+  run_on_ranks(2, [](const RankContext& rank) {
+    const auto refused = [&](const FullyShardOptions& first, const FullyShardOptions& second) {
+      torch::nn::Linear net(4, 4);
+      fill_parameters(*net, 1);
+      auto options = rank.rank() == 0 ? first : second;
+      options.mesh = rank.mesh;
+      return error_of<c10::ValueError>([&] { fully_shard(net, options); });
+    };
+    EXPECT_CONTAINS(refused({}, {.mp_policy = {.param_dtype = at::kBFloat16}}), "param_dtype");
+    EXPECT_CONTAINS(refused({}, {.mp_policy = {.reduce_dtype = at::kBFloat16}}), "reduce_dtype");
+    EXPECT_CONTAINS(refused({}, {.reshard_after_forward = false}), "reshard_after_forward");
+    EXPECT_CONTAINS(refused({}, {.replicate_below = 5}), "bias");
+  });
+}
+
+TEST(InitErrors, OptionsWithoutMeaning) {
+  run_on_ranks(2, [](const RankContext& rank) {
+    torch::nn::Linear net(4, 4);
+    fill_parameters(*net, 1);
+    EXPECT_CONTAINS(error_of<c10::ValueError>([&] { fully_shard(net, {.mesh = rank.mesh, .replicate_below = -1}); }),
+                    "replicate_below is -1");
+    const auto other = torch::ones({2});
+    EXPECT_CONTAINS(
+        error_of<c10::ValueError>([&] { fully_shard(net, {.mesh = rank.mesh, .ignored_params = {other}}); }),
+        "ignored_params[0] is no parameter of the module");
+    EXPECT_FALSE(is_fsdp(*net));
+  });
+}
+
 TEST(InitErrors, ChildAfterItsParent) {
   run_on_ranks(2, [](const RankContext& rank) {
     torch::nn::Sequential net(torch::nn::Linear(4, 4), torch::nn::Linear(4, 4));

@@ -283,5 +283,18 @@ TEST(MetaInit, PartsOfAGroup) {
   });
 }
 
+TEST(Materialize, CheckpointedModulesAreReset) {
+  run_on_ranks(2, [](const RankContext& rank) {
+    torch::nn::Sequential net(torch::nn::Linear(torch::nn::LinearOptions(4, 4)), torch::nn::Tanh(),
+                              torch::nn::Linear(torch::nn::LinearOptions(4, 4)));
+    net->to(torch::kMeta);
+    apply_activation_checkpointing(net, [](const torch::nn::Module& part) { return part.as<torch::nn::Linear>(); });
+    fully_shard(net, {.mesh = rank.mesh});
+    materialize(*net, torch::kCPU, reset_parameters);
+    EXPECT_TRUE(whole(net->parameters()[0]).isfinite().all().item<bool>());
+    EXPECT_GT(whole(net->parameters()[2]).abs().sum().item<float>(), 0);
+  });
+}
+
 }  // namespace
 }  // namespace fsdp::testing
