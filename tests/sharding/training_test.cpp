@@ -289,8 +289,8 @@ TEST(Training, ZeroedGradientsInsteadOfDroppedOnes) {
   });
 }
 
-// The loaded moments stay whole on each rank: a plain tensor may hold other values on every rank, so that cutting it
-// when it meets a shard could mix the values of different ranks.
+// The loaded moments are whole on each rank. A plain tensor may hold other values on every rank, so they are not cut
+// in silence: the step is refused until the program says so.
 TEST(Training, OptimizerStateOfAPlainProgramIsLoaded) {
   run_on_ranks(2, [](const RankContext& rank) {
     Twins twins(rank, square_mlp());
@@ -310,6 +310,7 @@ TEST(Training, OptimizerStateOfAPlainProgramIsLoaded) {
       input.load_from(file);
       optimizer->load(input);
     }
+    shard_optimizer_state(*twins.sharded, fresh_q);
     twins.zero_grad();
     twins.backward();
     fresh_p.step();
