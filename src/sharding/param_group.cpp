@@ -139,12 +139,16 @@ std::vector<std::string> ParamGroup::paths_on_meta() const {
 void ParamGroup::leave_meta(c10::Device device) {
   const PlainScope plain;
   std::vector<SlotShape> shapes;
-  for (const auto& slot : layout_.slots) shapes.push_back({slot.sizes, slot.dtype, slot.dim});
+  for (size_t i = 0; i < slots_.size(); ++i)
+    shapes.push_back({layout_.slots[i].sizes, slots_[i].local.scalar_type(), slots_[i].dim});
   allocate_flat(shapes, device);
   for (size_t i = 0; i < slots_.size(); ++i) {
-    slots_[i].local = local_view(i);
+    auto local = local_view(i);
+    if (!slots_[i].local.is_meta()) local.copy_(slots_[i].local);  // set_data() or torch::load() gave it values
+    slots_[i].local = local;
     if (const auto state = slots_[i].state.lock()) state->set_local(slots_[i].local);
   }
+  flat_is_outdated_ = false;
   node_ = c10::intrusive_ptr<torch::autograd::Node>();  // its metadata speaks of the meta device
 }
 

@@ -54,9 +54,9 @@ class ParamGroup : public dtensor::Owner, public std::enable_shared_from_this<Pa
   // Frees all but this rank's part over `num_ranks` neighbours, from which the next gather starts.
   void keep_part(int64_t num_ranks);
 
-  // The parameters without values, as they were when wrapped; all of them or none.
+  // The parameters that were on the meta device when wrapped and have no values since.
   [[nodiscard]] std::vector<std::string> paths_on_meta() const;
-  // Gives them memory on `device`, zeros. Their handles are for the caller to refresh.
+  // Gives them memory on `device`, zeros; the others keep their values. Their handles are for the caller to refresh.
   void leave_meta(c10::Device device);
 
   // The group's part of backward: reduces `grads` of the slots `indices` and returns sharded gradients, still in

@@ -113,6 +113,37 @@ TEST(LoadStateDict, FromRankZeroIntoUnevenShards) {
   });
 }
 
+TEST(LoadStateDict, SavedOnFourRanksLoadedOnOthers) {
+  const auto numbers = [] { return torch::arange(30.0).view({10, 3}); };
+  const auto sharded = [](const at::Tensor& values, const RankContext& rank) {
+    auto net = std::make_shared<torch::nn::Module>();
+    net->register_parameter("weight", values);
+    fully_shard(net, {.mesh = rank.mesh});
+    return net;
+  };
+  StateDict saved;
+  run_on_ranks(4, [&](const RankContext& rank) {
+    auto full = full_state_dict(*sharded(numbers(), rank));
+    if (rank.rank() == 0) {
+      saved = full;
+    }
+  });
+  for (int size : {1, 2, 3, 8}) {
+    run_on_ranks(size, [&](const RankContext& rank) {
+      const auto net = sharded(torch::zeros({10, 3}), rank);
+      load_state_dict(*net, rank.rank() == 0 ? saved : StateDict(), {.broadcast_from_rank0 = true});
+      const auto local = DTensor(net->parameters()[0]).to_local();
+      if (size == 3 && rank.rank() == 2) {
+        EXPECT_TRUE(torch::equal(local, torch::arange(24.0, 30.0).view({2, 3})));
+      }
+      if (size == 8) {
+        EXPECT_EQ(local.size(0), rank.rank() < 5 ? 2 : 0);
+      }
+      EXPECT_LE(difference(numbers(), net->parameters()[0]), 0);
+    });
+  }
+}
+
 TEST(LoadStateDict, FromRankZeroTakesTheMemoryOfAboutOneTensor) {
   run_on_ranks(4, [](const RankContext& rank) {
     constexpr int64_t kNumParameters = 64, kNumel = 4096, kBytes = kNumel * 4;

@@ -264,6 +264,34 @@ TEST(MetaInit, APlainModuleWithoutSharding) {
   EXPECT_THROW(materialize(net, torch::kMeta, fill_all), c10::ValueError);
 }
 
+TEST(MetaInit, TorchLoadGivesValuesToo) {
+  const ScratchDirectory scratch;
+  const auto source = net_of<Mlp>()();
+  torch::save(source, scratch.file("plain.pt"));
+  on_two_and_three([&](const RankContext& rank) {
+    auto net = built_on_meta<Mlp>();
+    shard_units(*net, rank.mesh);
+    torch::load(net, scratch.file("plain.pt"));
+    EXPECT_LE(difference(source->parameters(), net->parameters()), 0);
+
+    // What has values keeps them.
+    auto partly = built_on_meta<Mlp>();
+    fully_shard(partly, {.mesh = rank.mesh});
+    partly->parameters()[1].set_data(source->parameters()[1].detach().clone());
+    EXPECT_CONTAINS(error_of([&] { partly->forward(partly->batch(2, seeded(1))); }),
+                    "layers.0.weight, layers.2.weight");
+    materialize(partly, torch::kCPU, [&](torch::nn::Module&) {
+      const torch::NoGradGuard no_grad;
+      for (size_t i = 0; i < partly->parameters().size(); ++i) {
+        if (i != 1) {
+          partly->parameters()[i].copy_(source->parameters()[i]);
+        }
+      }
+    });
+    EXPECT_LE(difference(source->parameters(), partly->parameters()), 0);
+  });
+}
+
 TEST(MetaInit, PartsOfAGroup) {
   run_on_ranks(2, [](const RankContext& rank) {
     const auto net = built_on_meta<Mlp>();
