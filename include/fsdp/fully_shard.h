@@ -31,11 +31,12 @@ class ModuleState;
 class ReshardAfterForward {
  public:
   ReshardAfterForward() = default;
-  ReshardAfterForward(bool reshard) : num_ranks_(reshard ? kAll : 1) {}  // NOLINT(google-explicit-constructor)
-  ReshardAfterForward(std::optional<bool> reshard)                       // NOLINT(google-explicit-constructor)
+  // Options are written as plain values, hence implicit. NOLINTBEGIN(google-explicit-constructor)
+  ReshardAfterForward(bool reshard) : num_ranks_(reshard ? kAll : 1) {}
+  ReshardAfterForward(std::optional<bool> reshard)
       : ReshardAfterForward(reshard ? ReshardAfterForward(*reshard) : ReshardAfterForward()) {}
-  ReshardAfterForward(int num_ranks)
-      : num_ranks_(num_ranks), is_number_(true) {}  // NOLINT(google-explicit-constructor)
+  ReshardAfterForward(int num_ranks) : num_ranks_(num_ranks), is_number_(true) {}
+  // NOLINTEND(google-explicit-constructor)
 
   static constexpr int64_t kAll = -1;  // freed
   // Over how many ranks parameters stay sharded; 1: they are kept whole. `is_root` decides when unset.

@@ -9,17 +9,26 @@ bool is_activation(const at::Tensor& tensor) {
   return !has_wrapper_key(tensor) && tensor.dim() > 0 && tensor.is_floating_point();
 }
 
-// Mixed precision: what an op sees of a parameter that is lowered for compute. Writes and reads of values (printing,
-// norms, an explicit `to`) use the shards; an op in a graph, of the table, or that joins it to an activation computes.
+// Mixed precision: what an op sees of a parameter that is lowered for compute. In a graph, and where an op of the table
+// or a pointwise op joins it to an activation, it computes; everything else (writes, printing, norms, comparisons, an
+// explicit `to`, a plain tensor in the parameter's own dtype that takes its values) asks for the shards' values.
 Resolver::Mode mode_of(Call& call) {
-  if (call.facts.rule == Rule::kConvert && asks_for_dtype(call)) return Resolver::Mode::kMaster;
-  bool writes = false;
+  if (call.facts.rule == Rule::kConvert && asks_for_dtype(call)) return Resolver::Mode::kExact;
+  std::optional<at::ScalarType> own;  // dtype of the parameter
+  bool writes_shards = false;
   bool joins = call.facts.casts_inputs && call.facts.rule != Rule::kPointwise;
   call.for_each_tensor([&](const at::Tensor& t, size_t i) {
-    writes = writes || (call.facts.is_write[i] && state_of(t));
-    joins = joins || is_activation(t);
+    if (state_of(t)) own = t.scalar_type();
+    writes_shards = writes_shards || (call.facts.is_write[i] && state_of(t));
+    joins = joins || (call.facts.casts_inputs && is_activation(t));
   });
-  return !writes && (joins || needs_autograd(call)) ? Resolver::Mode::kCompute : Resolver::Mode::kMaster;
+  if (writes_shards) return Resolver::Mode::kMaster;
+  if (needs_autograd(call)) return Resolver::Mode::kCompute;
+  bool takes_values = false;
+  call.for_each_tensor([&](const at::Tensor& t, size_t i) {
+    takes_values = takes_values || (call.facts.is_write[i] && !has_wrapper_key(t) && t.scalar_type() == own);
+  });
+  return joins && !takes_values ? Resolver::Mode::kCompute : Resolver::Mode::kMaster;
 }
 
 // Activations follow the parameter's dtype, as part of the graph.

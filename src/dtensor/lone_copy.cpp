@@ -20,6 +20,10 @@ class GatherNode : public torch::autograd::Node {
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
     if (!grads[0].defined()) return {at::Tensor()};
+    TORCH_CHECK_NOT_IMPLEMENTED(!at::GradMode::is_enabled() || !grads[0].requires_grad(), "create_graph through ",
+                                state_->path,
+                                ", a sharded tensor that is no parameter: its gradient is no part of a "
+                                "graph. Through sharded parameters second derivatives work, third ones do not");
     const PlainScope plain;
     auto mean = grads[0].clone(at::MemoryFormat::Contiguous);
     for (int64_t mesh_dim = 0; mesh_dim < state_->mesh.ndim(); ++mesh_dim) {
@@ -71,6 +75,12 @@ void LoneCopy::write_back(int) {
   auto local = state_->local();
   local.copy_(own_part(full_, sizes_, state_->mesh, state_->placements));
   version_ = static_cast<uint32_t>(local._version());
+}
+
+Precision LoneCopy::precision(int) const {
+  Precision own{full_.scalar_type()};
+  if (state_->owner && !is_exact_) own.compute_dtype = state_->owner->precision(state_->index).compute_dtype;
+  return own;
 }
 
 void LoneCopy::replaced(int) { full_ = at::Tensor(); }

@@ -30,8 +30,8 @@ class Scheduler {
 // In what dtype gathered() answers.
 struct Precision {
   at::ScalarType dtype;
-  bool is_lowered = false;   // not the shard's own: for compute only. Writes and reads of values use the shards
-  bool cast_inputs = false;  // activations that meet it are cast to `dtype`
+  bool is_lowered = false;  // not the shard's own: for compute only. Writes and reads of values use the shards
+  std::optional<at::ScalarType> compute_dtype = std::nullopt;  // activations that meet it, and itself, are cast to
 };
 
 class Owner {

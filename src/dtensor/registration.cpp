@@ -30,7 +30,9 @@ namespace {
 at::Tensor& add_inplace(at::Tensor& self, const at::Tensor& other, const at::Scalar& alpha) {
   if (!has_wrapper_key(self)) {
     if (!at::GradMode::is_enabled()) warn_of_whole_sum(self, other);
-    Resolver resolver("aten::add_");
+    // Outside of a graph a plain tensor in the parameter's own dtype asks for its values (an average of weights).
+    const bool takes_values = !at::GradMode::is_enabled() && self.scalar_type() == other.scalar_type();
+    Resolver resolver("aten::add_", takes_values ? Resolver::Mode::kMaster : Resolver::Mode::kCompute);
     resolver.see(other);
     resolver.gather();
     const c10::impl::ExcludeDispatchKeyGuard exclude(kWrapperKey);
@@ -58,7 +60,7 @@ struct Registration {
   Registration() {
     any.fallback(torch::CppFunction::makeFromBoxedFunction<&dispatch>());
     namespace ops = at::_ops;
-    aten.impl("t", TORCH_FN(Typed<ops::t>::read));
+    aten.impl("t", TORCH_FN(Typed<ops::t>::view));
     aten.impl("mm", TORCH_FN(Typed<ops::mm>::read));
     aten.impl("bmm", TORCH_FN(Typed<ops::bmm>::read));
     aten.impl("addmm", TORCH_FN(Typed<ops::addmm>::read));

@@ -22,11 +22,11 @@ void Resolver::see(const at::Tensor& tensor) {
     }
     if (is_replicated(*state)) return;
     owner = state->owner;
-    if (owner && mode_ == Mode::kMaster && owner->precision(state->index).is_lowered) owner = nullptr;
+    if (owner && mode_ != Mode::kCompute && owner->precision(state->index).is_lowered) owner = nullptr;
     if (owner) note_precision(*owner, state->index);
     if (!owner) owner = lone_owner(state);
     if (!owner) {
-      lone_.push_back(std::make_shared<LoneCopy>(shared_state_of(tensor), tensor.sizes()));
+      lone_.push_back(std::make_shared<LoneCopy>(shared_state_of(tensor), tensor.sizes(), mode_ == Mode::kExact));
       owner = lone_.back().get();
     }
   } else if (auto* storage = gathered_storage_of(tensor)) {
@@ -53,8 +53,7 @@ void Resolver::gather() {
 }
 
 void Resolver::note_precision(const Owner& owner, int index) {
-  const auto precision = owner.precision(index);
-  if (precision.is_lowered && precision.cast_inputs) cast_dtype_ = precision.dtype;
+  if (const auto dtype = owner.precision(index).compute_dtype) cast_dtype_ = dtype;
 }
 
 Owner* Resolver::lone_owner(const ShardState* state) const {

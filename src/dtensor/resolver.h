@@ -11,8 +11,9 @@ namespace fsdp::dtensor {
 
 class Resolver {
  public:
-  // kCompute: what mixed precision gathers, in its dtype. kMaster: the values of the shards themselves.
-  enum class Mode { kCompute, kMaster };
+  // kCompute: what mixed precision gathers, in its dtype. kMaster: the values of the shards themselves; a view of them
+  // that meets an activation is cast then. kExact: the same, and stays in the shards' dtype.
+  enum class Mode { kCompute, kMaster, kExact };
   explicit Resolver(const char* op, Mode mode = Mode::kCompute) : op_(op), mode_(mode) {}
 
   void see(const at::Tensor& tensor);                                // phase 1, for every tensor argument

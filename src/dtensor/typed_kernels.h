@@ -105,6 +105,15 @@ struct TypedKernel<Op, Result(Args...)> {
     return Op::call(resolve_argument(resolver, args)...);
   }
 
+  // For views: nothing is cast before an activation is met.
+  static Result view(Args... args) {
+    Resolver resolver(Op::name);
+    (see_argument(resolver, args), ...);
+    resolver.gather();
+    const c10::impl::ExcludeDispatchKeyGuard exclude(kWrapperKey);
+    return Op::call(resolve_argument(resolver, args)...);
+  }
+
   // For pointwise ops that return a new tensor. A sharded operand in a graph is gathered, as by read().
   static at::Tensor pointwise(Args... args) {
     const ShardwiseOperands operands(args...);

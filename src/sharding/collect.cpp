@@ -70,13 +70,16 @@ void check_meta_is_all_or_none(const std::vector<NamedParameter>& parameters) {
                     "' of the same group has values; wrap them in two groups, or build both on the meta device");
 }
 
-// Parameters that must be gathered in their own dtype: the affine of batch norm, which meets fp32 statistics.
+// Parameters that must be gathered in their own dtype: the affine of batch and instance norm, which meets fp32
+// statistics.
 std::set<const c10::TensorImpl*> precise_parameters(const torch::nn::Module& root) {
   std::set<const c10::TensorImpl*> precise;
   const auto add = [&precise](const torch::nn::Module& given) {
     const auto& module = unwrapped(given);
-    const bool is_norm = module.as<torch::nn::BatchNorm1dImpl>() || module.as<torch::nn::BatchNorm2dImpl>() ||
-                         module.as<torch::nn::BatchNorm3dImpl>();
+    namespace nn = torch::nn;
+    const bool is_norm = module.as<nn::BatchNorm1dImpl>() || module.as<nn::BatchNorm2dImpl>() ||
+                         module.as<nn::BatchNorm3dImpl>() || module.as<nn::InstanceNorm1dImpl>() ||
+                         module.as<nn::InstanceNorm2dImpl>() || module.as<nn::InstanceNorm3dImpl>();
     if (!is_norm) return;
     for (const auto& parameter : module.parameters(/*recurse=*/false))
       if (parameter.defined()) precise.insert(parameter.unsafeGetTensorImpl());
@@ -132,17 +135,6 @@ bool is_ignored(const at::Tensor& tensor, const FullyShardOptions& options) {
                      [&](const at::Tensor& ignored) { return ignored.is_same(tensor); });
 }
 
-void check_ignored(const std::vector<torch::nn::Module*>& modules, const FullyShardOptions& options) {
-  for (size_t i = 0; i < options.ignored_params.size(); ++i) {
-    const auto& ignored = options.ignored_params[i];
-    const bool is_known = std::any_of(modules.begin(), modules.end(), [&](const torch::nn::Module* module) {
-      const auto parameters = module->parameters();
-      return std::any_of(parameters.begin(), parameters.end(), [&](const auto& p) { return p.is_same(ignored); });
-    });
-    TORCH_CHECK_VALUE(is_known, "ignored_params[", i, "] is no parameter of the module");
-  }
-}
-
 // Whether an earlier fully_shard owns it.
 bool is_claimed(const std::string& path, const at::Tensor& tensor) {
   const auto* state = dtensor::state_of(tensor);
@@ -178,7 +170,8 @@ std::vector<NamedParameter> unclaimed_parameters(const std::vector<torch::nn::Mo
                                                  const FullyShardOptions& options) {
   TORCH_CHECK_VALUE(options.replicate_below >= 0, "replicate_below is ", options.replicate_below,
                     ", but a number of elements is needed");
-  check_ignored(modules, options);
+  for (const auto& ignored : options.ignored_params)
+    TORCH_CHECK_VALUE(ignored.defined(), "ignored_params holds an undefined tensor");
   std::vector<NamedParameter> unclaimed;
   std::set<const c10::TensorImpl*> seen;
   for (const auto* module : modules) add_unclaimed(*module, options, seen, unclaimed);

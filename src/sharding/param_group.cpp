@@ -136,7 +136,7 @@ std::vector<std::string> ParamGroup::paths_on_meta() const {
   return paths;
 }
 
-void ParamGroup::leave_meta(c10::Device device) {
+void ParamGroup::rebuild_on(c10::Device device) {
   const PlainScope plain;
   std::vector<SlotShape> shapes;
   for (size_t i = 0; i < slots_.size(); ++i)
@@ -154,7 +154,9 @@ void ParamGroup::leave_meta(c10::Device device) {
 
 dtensor::Precision ParamGroup::precision(int index) const {
   const auto dtype = gather_layout_.slots[static_cast<size_t>(index)].dtype;
-  return {dtype, dtype != layout_.slots[static_cast<size_t>(index)].dtype, mp_policy_.cast_forward_inputs};
+  const bool is_lowered = dtype != layout_.slots[static_cast<size_t>(index)].dtype;
+  const bool casts = is_lowered && mp_policy_.cast_forward_inputs;
+  return {dtype, is_lowered, casts ? std::optional(dtype) : std::nullopt};
 }
 
 dtensor::Scheduler& ParamGroup::scheduler() { return *runtime_; }

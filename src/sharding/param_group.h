@@ -57,7 +57,7 @@ class ParamGroup : public dtensor::Owner, public std::enable_shared_from_this<Pa
   // The parameters that were on the meta device when wrapped and have no values since.
   [[nodiscard]] std::vector<std::string> paths_on_meta() const;
   // Gives them memory on `device`, zeros; the others keep their values. Their handles are for the caller to refresh.
-  void leave_meta(c10::Device device);
+  void rebuild_on(c10::Device device);
 
   // The group's part of backward: reduces `grads` of the slots `indices` and returns sharded gradients, still in
   // flight; undefined ones when gradients stay on this rank for now.

@@ -23,6 +23,8 @@ void Runtime::add_module(const std::shared_ptr<ModuleState>& module) {
 void Runtime::absorb(Runtime& inner) {
   const std::scoped_lock lock(mutex_, inner.mutex_);
   dtensor::Ledger::merge(inner.ledger_, ledger_);
+  max_reductions_ = std::max(max_reductions_, inner.max_reductions_);
+  is_last_backward_ = is_last_backward_ && inner.is_last_backward_;
   for (const auto& module : inner.modules_) add_module(module);
   for (const auto& weak : inner.groups_) {
     const auto group = weak.lock();

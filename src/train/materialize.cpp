@@ -90,7 +90,7 @@ void check_groups_are_inside(const std::vector<ModuleEntry>& blanks, const std::
 }
 
 std::vector<BlankTensor> make_blank(const std::vector<ModuleEntry>& blanks, c10::Device device) {
-  for (const auto& group : groups_of(blanks)) group->leave_meta(device);
+  for (const auto& group : groups_of(blanks)) group->rebuild_on(device);
   std::vector<BlankTensor> made;
   for (const auto& entry : blanks) {
     give_memory(entry.tensor, device);
@@ -147,6 +147,38 @@ void share_buffers(const std::vector<BlankTensor>& made, const torch::nn::Module
       train::send_value(buffers[i].tensor, is_first ? buffers[i].tensor : at::Tensor(), mesh, buffers[i].name);
 }
 
+struct Materialization {
+  std::string title;
+  std::vector<DeviceMesh> meshes;
+  std::vector<BlankTensor> made;
+};
+
+// Runs init and makes sure on all ranks that nothing stays blank.
+void give_values(torch::nn::Module& module, const Materialization& work,
+                 const std::function<void(torch::nn::Module&)>& init) {
+  std::exception_ptr thrown;
+  std::string complaint;
+  try {
+    init(module);
+  } catch (const std::exception& error) {
+    thrown = std::current_exception();
+    complaint = "init failed: " + train::text_of(error);
+  }
+  complaint = train::any_complaint(work.meshes, "init of " + work.title, complaint);
+  if (thrown) std::rethrow_exception(thrown);
+  TORCH_CHECK(complaint.empty(), work.title, ": ", complaint);
+
+  auto blank = still_blank(work.made, module, /*buffers=*/false);
+  if (train::is_first_rank(work.meshes)) {
+    const auto buffers = still_blank(work.made, module, /*buffers=*/true);
+    blank.insert(blank.end(), buffers.begin(), buffers.end());
+  }
+  complaint = blank.empty() ? "" : "init left without values, in whole or in part: " + train::listed(names_of(blank));
+  complaint = train::any_complaint(work.meshes, "values of " + work.title, complaint);
+  TORCH_CHECK_VALUE(complaint.empty(), work.title, ": ", complaint);
+  if (!work.meshes.empty()) share_buffers(work.made, module, work.meshes.front());
+}
+
 }  // namespace
 
 void materialize(torch::nn::Module& module, c10::Device device, const std::function<void(torch::nn::Module&)>& init) {
@@ -159,29 +191,13 @@ void materialize(torch::nn::Module& module, c10::Device device, const std::funct
                       device);
   const auto blanks = entries_on_meta(entries);
   check_groups_are_inside(blanks, title);
-  const auto made = make_blank(blanks, device);
-
-  std::exception_ptr thrown;
-  std::string complaint;
+  const Materialization work{title, meshes, make_blank(blanks, device)};
   try {
-    init(module);
-  } catch (const std::exception& error) {
-    thrown = std::current_exception();
-    complaint = "init failed: " + train::text_of(error);
+    give_values(module, work, init);
+  } catch (...) {
+    std::ignore = make_blank(blanks, c10::kMeta);  // so that another try is as strict
+    throw;
   }
-  complaint = train::any_complaint(meshes, "init of " + title, complaint);
-  if (thrown) std::rethrow_exception(thrown);
-  TORCH_CHECK(complaint.empty(), title, ": ", complaint);
-
-  auto blank = still_blank(made, module, /*buffers=*/false);
-  if (train::is_first_rank(meshes)) {
-    const auto buffers = still_blank(made, module, /*buffers=*/true);
-    blank.insert(blank.end(), buffers.begin(), buffers.end());
-  }
-  complaint = blank.empty() ? "" : "init left without values, in whole or in part: " + train::listed(names_of(blank));
-  complaint = train::any_complaint(meshes, "values of " + title, complaint);
-  TORCH_CHECK_VALUE(complaint.empty(), title, ": ", complaint);
-  if (!meshes.empty()) share_buffers(made, module, meshes.front());
 }
 
 }  // namespace fsdp

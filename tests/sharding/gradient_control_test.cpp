@@ -261,6 +261,20 @@ TEST(SecondDerivatives, GradientPenalty) {
   }
 }
 
+TEST(SecondDerivatives, ThirdOnesAreRefused) {
+  for (const int size : {1, 2}) {
+    run_on_ranks(size, [](const RankContext& rank) {
+      Twins twins(rank, net_of<Mlp>());
+      const auto parameters = twins.sharded->parameters();
+      const auto grads = torch::autograd::grad({twins.sharded->loss(twins.part)}, parameters, {}, true, true);
+      const auto penalty = grads[0].square().sum();
+      EXPECT_CONTAINS(error_of<c10::NotImplementedError>(
+                          [&] { (void)torch::autograd::grad({penalty}, parameters, {}, true, true, true); }),
+                      "third");
+    });
+  }
+}
+
 TEST(SecondDerivatives, BackwardWithCreateGraph) {
   run_on_ranks(2, [](const RankContext& rank) {
     Twins twins(rank, net_of<Mlp>(), {.dtype = at::kDouble});

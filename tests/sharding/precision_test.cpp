@@ -131,6 +131,32 @@ TEST(MixedPrecision, WritesDoNotRoundTheRest) {
   });
 }
 
+TEST(MixedPrecision, AveragesOfWeightsAreNotRounded) {
+  run_on_ranks(2, [](const RankContext& rank) {
+    Twins twins(rank, square_mlp(), {.shard = false});
+    shard_units(*twins.sharded, {.mesh = rank.mesh, .mp_policy = kMixed});
+    const torch::NoGradGuard no_grad;
+    twins.both([](TestNet& net, const at::Tensor& x) { (void)net.forward(x); });
+    std::vector<at::Tensor> results;
+    twins.both([&](TestNet& net, const at::Tensor&) {
+      const auto w = net.parameters()[0];
+      auto copied = torch::zeros_like(w).to(at::kFloat).new_zeros({16, 8});
+      copied.copy_(w);
+      auto added = torch::ones({16, 8});
+      added.add_(w);
+      auto blended = torch::ones({16, 8});
+      blended.lerp_(w, 0.1);
+      const auto averaged = 0.9 * torch::ones({16, 8}) + 0.1 * w.detach();
+      for (const auto& t : {copied, added, blended, averaged}) results.push_back(t);
+    });
+    for (int i = 0; i < 4; ++i) {
+      EXPECT_EQ(results[4 + i].scalar_type(), at::kFloat) << i;
+      EXPECT_LE(difference(results[i], results[4 + i]), kClose) << i;
+    }
+    EXPECT_TRUE(torch::allclose(twins.q[0], twins.p[0], 0, 0));
+  });
+}
+
 TEST(MixedPrecision, PointwiseOpsWithAParameterFollowIt) {
   run_on_ranks(2, [](const RankContext& rank) {
     struct Scale : torch::nn::Module {
@@ -179,6 +205,32 @@ TEST(MixedPrecision, BatchNormKeepsItsStatisticsAndAffine) {  // behaviours 79
     EXPECT_EQ(norm.running_mean.scalar_type(), at::kFloat);
     EXPECT_GT(norm.running_mean.abs().sum().item<float>(), 0);
     EXPECT_EQ(norm.weight.grad().scalar_type(), at::kFloat);
+  });
+}
+
+TEST(MixedPrecision, EvaluationWithViewsOfWeightsEqualsTraining) {
+  run_on_ranks(2, [](const RankContext& rank) {
+    torch::nn::TransformerDecoderLayer net(
+        torch::nn::TransformerDecoderLayerOptions(/*d_model=*/8, /*nhead=*/2).dim_feedforward(16).dropout(0.0));
+    fill_parameters(*net, 3);
+    fully_shard(net, {.mesh = rank.mesh, .mp_policy = kMixed});
+    const auto x = torch::rand({3, 2, 8}), memory = torch::rand({4, 2, 8});
+    const auto trained = net->forward(x, memory).detach();
+    const torch::NoGradGuard no_grad;
+    const auto evaluated = net->forward(x, memory);
+    EXPECT_EQ(evaluated.scalar_type(), trained.scalar_type());
+    EXPECT_LE(difference(trained, evaluated), 0);
+  });
+}
+
+TEST(MixedPrecision, InstanceNormKeepsItsAffine) {
+  run_on_ranks(2, [](const RankContext& rank) {
+    torch::nn::InstanceNorm2d net(torch::nn::InstanceNorm2dOptions(3).affine(true).track_running_stats(true));
+    fill_parameters(*net, 3);
+    fully_shard(net, {.mesh = rank.mesh, .mp_policy = kMixed});
+    net->forward(torch::rand({2, 3, 4, 4})).sum().backward();
+    net->forward(torch::rand({2, 3, 4, 4}).to(at::kBFloat16)).sum().backward();
+    EXPECT_EQ(net->weight.grad().scalar_type(), at::kFloat);
   });
 }
 

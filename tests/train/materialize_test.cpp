@@ -313,14 +313,32 @@ TEST(MetaInit, PartsOfAGroup) {
 
 TEST(Materialize, CheckpointedModulesAreReset) {
   run_on_ranks(2, [](const RankContext& rank) {
-    torch::nn::Sequential net(torch::nn::Linear(torch::nn::LinearOptions(4, 4)), torch::nn::Tanh(),
-                              torch::nn::Linear(torch::nn::LinearOptions(4, 4)));
-    net->to(torch::kMeta);
+    torch::nn::Sequential net{nullptr};
+    {
+      const MetaDeviceGuard meta;
+      net = torch::nn::Sequential(torch::nn::Linear(4, 4), torch::nn::Tanh(), torch::nn::Linear(4, 4));
+    }
     apply_activation_checkpointing(net, [](const torch::nn::Module& part) { return part.as<torch::nn::Linear>(); });
     fully_shard(net, {.mesh = rank.mesh});
     materialize(*net, torch::kCPU, reset_parameters);
     EXPECT_TRUE(whole(net->parameters()[0]).isfinite().all().item<bool>());
     EXPECT_GT(whole(net->parameters()[2]).abs().sum().item<float>(), 0);
+  });
+}
+
+TEST(MetaInit, AFailureLeavesItOnMeta) {
+  run_on_ranks(2, [](const RankContext& rank) {
+    const auto net = built_on_meta<torch::nn::LinearImpl>(4, 4);
+    fully_shard(*net, {.mesh = rank.mesh});
+    const auto half = [](torch::nn::Module& module) {
+      const torch::NoGradGuard no_grad;
+      module.as<torch::nn::LinearImpl>()->weight.fill_(1);
+    };
+    for (int i = 0; i < 2; ++i)
+      EXPECT_CONTAINS(error_of<c10::ValueError>([&] { materialize(*net, torch::kCPU, half); }), "bias");
+    EXPECT_CONTAINS(error_of([&] { (void)net->forward(torch::ones({2, 4})); }), "still on the meta device");
+    materialize(*net, torch::kCPU, reset_parameters);
+    EXPECT_TRUE(net->forward(torch::ones({2, 4})).isfinite().all().item<bool>());
   });
 }
 
