@@ -41,7 +41,8 @@ class Meeting {
   [[nodiscard]] int64_t num_meetings() const;
 
  private:
-  // `intent` starts with an infinitive: "read X as a full tensor"; a second line is the subject. Returns the complaint that ended the meeting, or "".
+  // `intent` starts with an infinitive: "read X as a full tensor"; a second line is the subject. Returns the complaint
+  // that ended the meeting, or "".
   std::string attend(const std::string& intent, const std::string& complaint = "");
   MeetingValue join(const std::string& intent, const std::string& complaint);
   MeetingValue await_end(const std::string& key);
