@@ -36,7 +36,9 @@ at::Tensor& add_inplace(at::Tensor& self, const at::Tensor& other, const at::Sca
     resolver.see(other);
     resolver.gather();
     const c10::impl::ExcludeDispatchKeyGuard exclude(kWrapperKey);
-    return at::_ops::add__Tensor::call(self, resolve_argument(resolver, other), alpha);
+    auto term = resolve_argument(resolver, other);
+    if (resolver.cast_dtype() && !takes_values) term = cast_argument(*resolver.cast_dtype(), term);
+    return at::_ops::add__Tensor::call(self, term, alpha);
   }
   const auto* term = state_of(other);
   if (term && term->is_pending()) {
