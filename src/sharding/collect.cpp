@@ -108,10 +108,12 @@ DeviceMesh replicas_of(const DeviceMesh& mesh) {
                                 flat.mesh().view({flat.size(), 1}), {"replicate", "shard"});
 }
 
-void place(NamedParameter& parameter, const FullyShardOptions& options) {
+// `replicas`: made when the first tiny parameter asks for it.
+void place(NamedParameter& parameter, const FullyShardOptions& options, DeviceMesh& replicas) {
   parameter.mesh = options.mesh;
   if (parameter.tensor.numel() < options.replicate_below) {
-    parameter.mesh = replicas_of(options.mesh);
+    if (!replicas.defined()) replicas = replicas_of(options.mesh);
+    parameter.mesh = replicas;
     return;
   }
   if (!options.shard_placement_fn) return;
@@ -143,7 +145,7 @@ bool is_claimed(const std::string& path, const at::Tensor& tensor) {
   return state != nullptr;
 }
 
-void add_unclaimed(const torch::nn::Module& module, const FullyShardOptions& options,
+void add_unclaimed(const torch::nn::Module& module, const FullyShardOptions& options, DeviceMesh& replicas,
                    std::set<const c10::TensorImpl*>& seen, std::vector<NamedParameter>& unclaimed) {
   check_members("", unwrapped(module));
   for (const auto& item : module.named_modules("", /*include_self=*/false))
@@ -156,7 +158,7 @@ void add_unclaimed(const torch::nn::Module& module, const FullyShardOptions& opt
     check_parameter(item.key(), tensor);
     NamedParameter parameter{item.key(), tensor};
     parameter.keeps_precision = precise.contains(tensor.unsafeGetTensorImpl());
-    place(parameter, options);
+    place(parameter, options, replicas);
     TORCH_CHECK_VALUE(tensor.is_meta() || tensor.device().type() == parameter.mesh.device_type(), "parameter '",
                       item.key(), "' is on ", tensor.device(), " and the mesh on ", parameter.mesh.device_type(),
                       "; move the module first");
@@ -174,7 +176,8 @@ std::vector<NamedParameter> unclaimed_parameters(const std::vector<torch::nn::Mo
     TORCH_CHECK_VALUE(ignored.defined(), "ignored_params holds an undefined tensor");
   std::vector<NamedParameter> unclaimed;
   std::set<const c10::TensorImpl*> seen;
-  for (const auto* module : modules) add_unclaimed(*module, options, seen, unclaimed);
+  DeviceMesh replicas;
+  for (const auto* module : modules) add_unclaimed(*module, options, replicas, seen, unclaimed);
   check_meta_is_all_or_none(unclaimed);
   return unclaimed;
 }

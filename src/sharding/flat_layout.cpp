@@ -11,8 +11,6 @@ namespace {
 // Start of each gathered parameter: what LibTorch's allocator gives, and vector kernels like.
 constexpr int64_t kGatheredAlignment = 64;
 
-int64_t align(int64_t bytes, int64_t alignment) { return (bytes + alignment - 1) / alignment * alignment; }
-
 SlotLayout make_slot(const SlotShape& shape, int64_t num_ranks) {
   SlotLayout slot;
   slot.sizes = shape.sizes;

@@ -11,6 +11,9 @@
 namespace fsdp::sharding {
 
 inline constexpr int64_t kFingerprintBytes = 8;
+[[nodiscard]] constexpr int64_t align(int64_t bytes, int64_t alignment) {
+  return (bytes + alignment - 1) / alignment * alignment;
+}
 
 // A parameter [before, n, after], cut on the dim of size n.
 struct SlotLayout {

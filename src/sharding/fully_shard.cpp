@@ -127,10 +127,6 @@ void rename_parameters(const torch::nn::Module& module) {
   }
 }
 
-}  // namespace
-
-namespace {
-
 FSDPModule wrap(const std::vector<torch::nn::Module*>& modules, const FullyShardOptions& options) {
   TORCH_CHECK(!c10::InferenceMode::is_enabled(),
               "fully_shard inside InferenceMode: sharded parameters must track versions; wrap outside of it");

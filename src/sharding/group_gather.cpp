@@ -36,8 +36,7 @@ void check_fingerprints(const Gather& gather, const Runtime& runtime) {
 
 // Bytes of a gathered block that each of `num_ranks` keeps; the last share is padded.
 int64_t share_bytes(const FlatLayout& layout, int64_t num_ranks) {
-  const auto share = (layout.gathered_bytes + num_ranks - 1) / num_ranks;
-  return (share + kFingerprintBytes - 1) / kFingerprintBytes * kFingerprintBytes;
+  return align((layout.gathered_bytes + num_ranks - 1) / num_ranks, kFingerprintBytes);
 }
 
 // The bytes of share `index` that exist in a block.

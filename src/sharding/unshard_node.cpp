@@ -10,6 +10,14 @@ namespace fsdp::sharding {
 using torch::autograd::edge_list;
 using torch::autograd::variable_list;
 
+namespace {
+// Whether a backward over `grads` becomes part of a graph (create_graph).
+bool makes_graph(const variable_list& grads) {
+  return at::GradMode::is_enabled() &&
+         std::any_of(grads.begin(), grads.end(), [](const auto& g) { return g.defined() && g.requires_grad(); });
+}
+}  // namespace
+
 UnshardNode::UnshardNode(std::shared_ptr<ParamGroup> group, std::vector<int> indices, edge_list edges)
     : torch::autograd::Node(std::move(edges)), group_(std::move(group)), indices_(std::move(indices)) {}
 
@@ -17,13 +25,10 @@ variable_list UnshardNode::apply(variable_list&& grads) {
   const auto group = group_;  // the node may be released while it runs
   TORCH_CHECK(!is_disconnected_, "an earlier backward of this graph failed while ", group->name(),
               " kept its gradients on this rank: run the forward again");
-  const bool in_graph = at::GradMode::is_enabled() && std::any_of(grads.begin(), grads.end(), [](const auto& grad) {
-                          return grad.defined() && grad.requires_grad();
-                        });
   const auto module = group->module();
   const bool syncs = !module || module->reduction.requires_gradient_sync;
   if (!syncs) disconnect();
-  if (!in_graph) return group->runtime()->run_backward(*group, *this, std::move(grads));
+  if (!makes_graph(grads)) return group->runtime()->run_backward(*group, *this, std::move(grads));
 
   TORCH_CHECK_NOT_IMPLEMENTED(syncs, "create_graph while set_requires_gradient_sync(false) holds for ", group->name(),
                               ": gradients kept on this rank are no part of a graph");
@@ -60,10 +65,7 @@ ReduceNode::ReduceNode(std::shared_ptr<ParamGroup> group, std::vector<int> indic
     : torch::autograd::Node(std::move(edges)), group_(std::move(group)), indices_(std::move(indices)) {}
 
 variable_list ReduceNode::apply(variable_list&& grads) {
-  const bool in_graph = at::GradMode::is_enabled() && std::any_of(grads.begin(), grads.end(), [](const auto& grad) {
-                          return grad.defined() && grad.requires_grad();
-                        });
-  TORCH_CHECK_NOT_IMPLEMENTED(!in_graph, "third derivatives through the sharded parameters ", group_->name(),
+  TORCH_CHECK_NOT_IMPLEMENTED(!makes_graph(grads), "third derivatives through the sharded parameters ", group_->name(),
                               " are not supported: call the second backward() without create_graph");
   return group_->reduce_backward(indices_, grads);
 }
