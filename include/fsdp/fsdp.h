@@ -18,6 +18,9 @@
 #include <fsdp/placement.h>
 #include <fsdp/policies.h>
 #include <fsdp/process_group.h>
+#include <fsdp/ring_attention.h>
 #include <fsdp/saved_tensor_hooks.h>
+#include <fsdp/sequence_layout.h>
 #include <fsdp/state_dict.h>
+#include <fsdp/ulysses_attention.h>
 #include <fsdp/version.h>
