@@ -5,7 +5,9 @@ Wants the environment of a launcher. Rank 0 prints {"median_ms": ..., "best_ms":
 
 import argparse
 import json
+import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -14,48 +16,12 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools" / "python"))
+from gpt import GPT  # noqa: E402
+
 VOCAB_SIZE = 256
 NUM_HEADS = 4
 NUM_WARMUP_STEPS = 3
-
-
-class Block(nn.Module):
-    """Pre-norm attention and feed-forward; projections without bias. [B, T, D] -> [B, T, D]"""
-
-    def __init__(self, dim):
-        super().__init__()
-        self.attention_norm = nn.LayerNorm(dim)
-        self.qkv = nn.Linear(dim, 3 * dim, bias=False)
-        self.proj = nn.Linear(dim, dim, bias=False)
-        self.feed_forward_norm = nn.LayerNorm(dim)
-        self.up = nn.Linear(dim, 4 * dim, bias=False)
-        self.down = nn.Linear(4 * dim, dim, bias=False)
-
-    def forward(self, x):
-        batch, length, dim = x.shape
-        qkv = self.qkv(self.attention_norm(x)).view(batch, length, 3, NUM_HEADS, dim // NUM_HEADS)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        heads = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.proj(heads.transpose(1, 2).reshape(batch, length, dim))
-        return x + self.down(F.gelu(self.up(self.feed_forward_norm(x)), approximate="tanh"))
-
-
-class GPT(nn.Module):
-    """Token and position embedding, blocks, norm, head. [B, T] -> [B, T, V]"""
-
-    def __init__(self, dim, num_layers, seq_len):
-        super().__init__()
-        self.token_embedding = nn.Embedding(VOCAB_SIZE, dim)
-        self.position_embedding = nn.Embedding(seq_len, dim)
-        self.blocks = nn.ModuleList([Block(dim) for _ in range(num_layers)])
-        self.norm = nn.LayerNorm(dim)
-        self.head = nn.Linear(dim, VOCAB_SIZE, bias=False)
-
-    def forward(self, tokens):
-        x = self.token_embedding(tokens) + self.position_embedding(torch.arange(tokens.shape[1]))
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.norm(x))
 
 
 def step_ms(model, optimizer, args):
@@ -85,7 +51,7 @@ def main():
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     torch.manual_seed(0)
-    model = GPT(args.dim, args.num_layers, args.seq_len)
+    model = GPT(VOCAB_SIZE, args.dim, args.num_layers, NUM_HEADS, args.seq_len, gelu="tanh")
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)

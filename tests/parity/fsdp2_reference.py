@@ -9,6 +9,7 @@ mean loss over ranks of each step goes to `losses.txt`. A case is named NET[_VAR
 
 import os
 import sys
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,6 +19,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools" / "python"))
+from gpt import GPT  # noqa: E402
 
 NUM_STEPS = 10
 ROWS_PER_RANK = 2
@@ -52,46 +56,18 @@ class Lora(nn.Module):
         return (self.base(x) + self.up(self.down(x)) - 1).square().mean()
 
 
-class Block(nn.Module):
-    def __init__(self, dim, heads):
+class NextToken(nn.Module):
+    """The GPT with its loss."""
+
+    def __init__(self, tied):
         super().__init__()
-        self.heads = heads
-        self.norm1 = nn.LayerNorm(dim)
-        self.qkv = nn.Linear(dim, 3 * dim, bias=False)
-        self.projection = nn.Linear(dim, dim, bias=False)
-        self.norm2 = nn.LayerNorm(dim)
-        self.up = nn.Linear(dim, 4 * dim, bias=False)
-        self.down = nn.Linear(4 * dim, dim, bias=False)
-
-    def forward(self, x):
-        b, t, d = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(b, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.projection(y.transpose(1, 2).reshape(b, t, d))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
-
-
-class Gpt(nn.Module):
-    def __init__(self, tied=False, layers=2, vocab=11, dim=12, heads=3, length=6):
-        super().__init__()
-        self.token = nn.Embedding(vocab, dim)
-        self.position = nn.Embedding(length, dim)
-        self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
-        self.norm = nn.LayerNorm(dim)
-        self.head = nn.Linear(dim, vocab, bias=False)
-        if tied:
-            self.head.weight = self.token.weight
+        self.gpt = GPT(vocab_size=11, dim=12, num_layers=2, num_heads=3, seq_len=6, tied=tied)
 
     def units(self):
-        return list(self.blocks)
+        return list(self.gpt.blocks)
 
     def forward(self, tokens):
-        inputs = tokens[:, :-1]
-        h = self.token(inputs) + self.position(torch.arange(inputs.shape[1]))
-        for block in self.blocks:
-            h = block(h)
-        logits = self.head(self.norm(h))
-        return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        return F.cross_entropy(self.gpt(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
 
 def load_weights(model, directory):
@@ -109,7 +85,7 @@ def batches(directory, net, world_size):
 
 def make_net(net, variant):
     if net == "gpt":
-        return Gpt(tied=variant == "tied")
+        return NextToken(tied=variant == "tied")
     return Mlp() if net == "mlp" else Lora()
 
 

@@ -4,6 +4,7 @@
 
 #include "support/child_process.h"
 #include "support/parity.h"
+#include "support/scratch_directory.h"
 
 namespace fsdp::testing {
 namespace {
@@ -42,14 +43,6 @@ struct Case {
 // What both sides train on, one folder a net; gone with the test.
 class TrainingDirectory {
  public:
-  TrainingDirectory() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "fsdp_parity_XXXXXX").string();
-    path_ = mkdtemp(pattern.data());
-  }
-  ~TrainingDirectory() { std::filesystem::remove_all(path_); }
-  TrainingDirectory(const TrainingDirectory&) = delete;
-  TrainingDirectory& operator=(const TrainingDirectory&) = delete;
-
   void write(const std::string& folder, const std::string& name, const at::Tensor& tensor) const {
     std::filesystem::create_directories(path_ / folder);
     const auto values = tensor.detach().contiguous();
@@ -71,7 +64,8 @@ class TrainingDirectory {
   }
 
  private:
-  std::filesystem::path path_;
+  ScratchDirectory directory_;
+  std::filesystem::path path_ = directory_.file("");
 };
 
 double train_step(TestNet& net, torch::optim::Optimizer& optimizer, const at::Tensor& rows, const Case& test) {
