@@ -22,12 +22,6 @@ void for_each_module(const std::shared_ptr<ModuleState>& state, bool recurse, co
     if (state->is_ancestor_of(*other)) visit(*other);
 }
 
-template <class Visit>
-void for_each_group(const ModuleState& state, const Visit& visit) {
-  for (const auto& weak : state.groups)
-    if (const auto group = weak.lock()) visit(*group);
-}
-
 ModuleState::PrefetchList weak_list(const std::vector<FSDPModule>& modules) {
   ModuleState::PrefetchList list;
   for (const auto& module : modules) list.push_back(module.state());
@@ -43,7 +37,7 @@ ModuleState::PrefetchList weak_list(const std::vector<FSDPModule>& modules) {
 }  // namespace
 
 void UnshardHandle::wait() {
-  for_each_group(*state_, [](sharding::ParamGroup& group) { group.runtime()->finish(group); });
+  for (const auto& group : state_->live_groups()) group->runtime()->finish(*group);
 }
 
 FSDPModule FSDPModule::of(const torch::nn::Module& module) {
@@ -58,12 +52,12 @@ const MixedPrecisionPolicy& mixed_precision_policy(const torch::nn::Module& modu
 }
 
 UnshardHandle FSDPModule::unshard(bool async_op) {
-  for_each_group(*state_, [&](sharding::ParamGroup& group) { group.runtime()->hold(group, async_op); });
+  for (const auto& group : state_->live_groups()) group->runtime()->hold(*group, async_op);
   return UnshardHandle(state_);
 }
 
 void FSDPModule::reshard() {
-  for_each_group(*state_, [](sharding::ParamGroup& group) { group.runtime()->release(group); });
+  for (const auto& group : state_->live_groups()) group->runtime()->release(*group);
 }
 
 void FSDPModule::set_modules_to_forward_prefetch(const std::vector<FSDPModule>& modules) {

@@ -41,6 +41,12 @@ class ModuleState {
   ReductionSettings reduction;
   MixedPrecisionPolicy mp_policy;
 
+  [[nodiscard]] std::vector<std::shared_ptr<ParamGroup>> live_groups() const {
+    std::vector<std::shared_ptr<ParamGroup>> live;
+    for (const auto& weak : groups)
+      if (auto group = weak.lock()) live.push_back(std::move(group));
+    return live;
+  }
   [[nodiscard]] bool is_root() const { return parent.expired(); }
   // Over how many ranks parameters stay sharded after forward; ReshardAfterForward::kAll: all of them.
   [[nodiscard]] int64_t num_ranks_after_forward() const { return reshard_after_forward.num_ranks(is_root()); }

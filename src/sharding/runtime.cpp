@@ -177,10 +177,8 @@ void Runtime::prefetch_after(const ParamGroup& group) {
   for (const auto& weak : **list) {
     const auto next = weak.lock();
     if (!next) continue;
-    for (const auto& weak_group : next->groups) {
-      const auto target = weak_group.lock();
-      if (target && target->runtime().get() == this && !target->is_resident()) target->launch_gather();
-    }
+    for (const auto& target : next->live_groups())
+      if (target->runtime().get() == this && !target->is_resident()) target->launch_gather();
   }
 }
 
