@@ -27,7 +27,10 @@ variable_list UnshardNode::apply(variable_list&& grads) {
               " kept its gradients on this rank: run the forward again");
   const auto module = group->module();
   const bool syncs = !module || module->reduction.requires_gradient_sync;
-  if (!syncs) disconnect();
+  if (!syncs) {
+    refuse_capture();
+    disconnect();
+  }
   if (!makes_graph(grads)) return group->runtime()->run_backward(*group, *this, std::move(grads));
 
   TORCH_CHECK_NOT_IMPLEMENTED(syncs, "create_graph while set_requires_gradient_sync(false) holds for ", group->name(),
@@ -36,6 +39,19 @@ variable_list UnshardNode::apply(variable_list&& grads) {
   auto reduced = group->runtime()->run_backward(*group, *this, std::move(grads));
   ReduceNode::connect(group, indices_, edges, reduced);
   return reduced;
+}
+
+// autograd::grad asks for the gradients themselves, and would say that the parameters were not used.
+void UnshardNode::refuse_capture() const {
+  const auto* exec_info = torch::autograd::get_current_graph_task_exec_info();
+  if (!exec_info) return;
+  for (size_t k = 0; k < next_edges_.size(); ++k) {
+    const auto found = exec_info->find(next_edges_[k].function.get());
+    TORCH_CHECK_NOT_IMPLEMENTED(found == exec_info->end() || !found->second.captures_, "autograd::grad of '",
+                                group_->path(indices_[k]), "' while set_requires_gradient_sync(false) holds for ",
+                                group_->name(), ": gradients that ranks keep for themselves cannot be returned. Hint: ",
+                                "call it with gradient sync on");
+  }
 }
 
 // Nothing goes to the parameters in this backward: hooks that wait for their gradients must not run.

@@ -22,6 +22,7 @@ class UnshardNode : public torch::autograd::Node {
   [[nodiscard]] uint32_t output_of(int index) const;
 
  private:
+  void refuse_capture() const;
   void disconnect();
 
   std::shared_ptr<ParamGroup> group_;

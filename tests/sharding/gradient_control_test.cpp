@@ -15,6 +15,16 @@ void three_microbatches(Twins& twins, const std::function<void(bool last)>& befo
   }
 }
 
+TEST(GradientSync, AutogradGradWithoutItIsRefused) {
+  run_on_ranks(2, [](const RankContext& rank) {
+    Twins twins(rank, net_of<Mlp>());
+    FSDPModule::of(*twins.sharded).set_requires_gradient_sync(false);
+    const auto loss = twins.sharded->loss(twins.part);
+    EXPECT_CONTAINS(error_of<c10::NotImplementedError>([&] { (void)torch::autograd::grad({loss}, {twins.q[0]}); }),
+                    "autograd::grad of 'layers.0.weight' while set_requires_gradient_sync(false)");
+  });
+}
+
 TEST(GradientSync, OnlyWithTheLastMicrobatch) {
   for (const int size : {1, 2, 3, 4}) {
     run_on_ranks(size, [](const RankContext& rank) {
