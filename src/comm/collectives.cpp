@@ -1,5 +1,7 @@
 #include "comm/collectives.h"
 
+#include <numeric>
+
 #include "comm/group_state.h"
 #include "comm/log.h"
 #include "comm/meeting.h"
@@ -38,22 +40,40 @@ void check_parts(const at::Tensor& whole, const at::Tensor& part, const ProcessG
                     " elements are not ", group->getSize(), " ranks times ", part.numel(), " elements");
 }
 
-// FSDP_DEBUG=detail: all ranks agree first on what they are about to do.
-void compare_first(const at::Tensor& data, const ProcessGroup& group, const char* kind, const std::string& what) {
-  if (!checks_every_collective() || group->getSize() == 1) return;
-  meeting_of(group)->meet_to(
-      c10::str("start ", kind, " of ", what, " (", data.numel(), " x ", data.scalar_type(), ")"));
+void check_counts(const at::Tensor& tensor, const std::vector<int64_t>& counts, const ProcessGroup& group,
+                  const std::string& what) {
+  check_tensor(tensor, group, "all_to_all", what);
+  TORCH_CHECK_VALUE(static_cast<int>(counts.size()) == group->getSize(), "all_to_all of ", what, ": ", counts.size(),
+                    " counts for ", group->getSize(), " ranks");
+  const auto sum = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  const bool any_negative = std::any_of(counts.begin(), counts.end(), [](int64_t count) { return count < 0; });
+  TORCH_CHECK_VALUE(sum == tensor.numel() && !any_negative, "all_to_all of ", what, ": counts ",
+                    at::IntArrayRef(counts), " for ", tensor.numel(), " elements");
 }
 
+// FSDP_DEBUG=detail: all ranks agree first on what they are about to do.
+void compare_first(const std::string& amount, const ProcessGroup& group, const char* kind, const std::string& what) {
+  if (!checks_every_collective() || group->getSize() == 1) return;
+  meeting_of(group)->meet_to(c10::str("start ", kind, " of ", what, " (", amount, ")"));
+}
+
+// `amount` is what must be equal on all ranks.
 template <class Start>
-PendingCollective start_collective(const at::Tensor& data, const ProcessGroup& group, const char* kind,
+PendingCollective start_collective(const std::string& amount, const ProcessGroup& group, const char* kind,
                                    const std::string& what, Start start) {
-  compare_first(data, group, kind, what);
+  compare_first(amount, group, kind, what);
   try {
     return {start(), group, kind, what};
   } catch (const std::exception& error) {
     C10_THROW_ERROR(DistError, c10::str(describe_collective(group, kind, what), " cannot start: ", reason_of(error)));
   }
+}
+
+template <class Start>
+PendingCollective start_collective(const at::Tensor& data, const ProcessGroup& group, const char* kind,
+                                   const std::string& what, Start start) {
+  const auto amount = checks_every_collective() ? c10::str(data.numel(), " x ", data.scalar_type()) : std::string();
+  return start_collective(amount, group, kind, what, std::move(start));
 }
 
 // gloo wants both sides of a gather in matching shapes; memory is what counts here.
@@ -97,6 +117,27 @@ PendingCollective reduce_scatter(const at::Tensor& output, const at::Tensor& inp
   options.reduceOp = op;
   return start_collective(part, group, "reduce_scatter", what,
                           [&] { return group->reduce_scatter_single(part, whole, options); });
+}
+
+PendingCollective all_to_all(const at::Tensor& output, const std::vector<int64_t>& output_counts,
+                             const at::Tensor& input, const std::vector<int64_t>& input_counts,
+                             const ProcessGroup& group, const std::string& what) {
+  check_counts(output, output_counts, group, what);
+  check_counts(input, input_counts, group, what);
+  TORCH_CHECK_VALUE(output.scalar_type() == input.scalar_type(), "all_to_all of ", what, ": dtypes ",
+                    output.scalar_type(), " and ", input.scalar_type(), " differ");
+  // As bytes: gloo knows few dtypes, and nothing is computed.
+  const auto in_bytes = [&](std::vector<int64_t> counts) {
+    for (auto& count : counts) count *= input.element_size();
+    return counts;
+  };
+  at::Tensor received = flat_view(output).view(at::kByte);
+  at::Tensor sent = flat_view(input).view(at::kByte);
+  auto received_counts = in_bytes(output_counts);
+  auto sent_counts = in_bytes(input_counts);
+  const auto amount = c10::str(input.scalar_type());  // how much differs between ranks
+  return start_collective(amount, group, "all_to_all", what,
+                          [&] { return group->all_to_all_single(received, sent, received_counts, sent_counts); });
 }
 
 std::vector<PendingCollective> all_reduce(const std::vector<at::Tensor>& tensors, const ProcessGroup& group,

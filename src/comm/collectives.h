@@ -40,6 +40,12 @@ class PendingCollective {
                                                const ProcessGroup& group, const std::string& what,
                                                c10d::ReduceOp::RedOpType op = c10d::ReduceOp::SUM);
 
+// Both flat, cut by rank: `input` into what goes to each rank, `output` into what comes from each. The counts are
+// elements and may be zero; what one rank sends another must expect.
+[[nodiscard]] PendingCollective all_to_all(const at::Tensor& output, const std::vector<int64_t>& output_counts,
+                                           const at::Tensor& input, const std::vector<int64_t>& input_counts,
+                                           const ProcessGroup& group, const std::string& what);
+
 // In place; one collective a tensor.
 [[nodiscard]] std::vector<PendingCollective> all_reduce(const std::vector<at::Tensor>& tensors,
                                                         const ProcessGroup& group, const std::string& what,

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 
 namespace fsdp::comm {
 
@@ -24,6 +25,7 @@ struct GroupState {
   std::vector<int> global_ranks;  // in the default group, by group rank; empty for a group made outside it
   std::mutex mutex;               // guards what follows
   std::shared_ptr<Meeting> meeting;
+  std::unordered_set<std::string> agreed;  // intents of meet_once_to
   CollectiveLog log;
   std::map<int, ProcessGroup> neighbours;  // by size
 };
@@ -33,6 +35,10 @@ struct GroupState {
 
 // The place where the ranks of `group` meet.
 [[nodiscard]] std::shared_ptr<Meeting> meeting_of(const ProcessGroup& group);
+
+// Meeting::meet_to the first time that this rank comes with this intent; later times cost a look-up. For what ranks
+// repeat step after step: shapes and options that disagree are found before a collective mixes them up.
+void meet_once_to(const std::string& intent, const ProcessGroup& group);
 
 // The ranks of `group` cut into blocks of `num_ranks` consecutive ones; the block of the calling rank. Every rank of
 // the block calls it. `num_ranks` divides the size of `group`.

@@ -44,6 +44,27 @@ TEST(Collectives, MoveTheRightValues) {
   }
 }
 
+// Rank r sends rank d r + d elements, so that some counts are zero and none are equal; every dtype travels as bytes.
+TEST(Collectives, AllToAllTakesUnevenCounts) {
+  for (const int size : {1, 2, 3, 4}) {
+    run_ranks(size, [&](const ProcessGroup& group, int rank) {
+      for (const auto dtype : {at::kBFloat16, at::kFloat, at::kDouble, at::kBool}) {
+        std::vector<int64_t> counts;
+        std::vector<torch::Tensor> sent, expected;
+        for (int64_t other = 0; other < size; ++other) {
+          counts.push_back(rank + other);
+          sent.push_back(torch::full({rank + other}, rank * 10 + other, dtype));
+          expected.push_back(torch::full({rank + other}, other * 10 + rank, dtype));
+        }
+        const auto whole = torch::cat(expected);
+        auto output = torch::empty_like(whole);
+        comm::all_to_all(output, counts, torch::cat(sent), counts, group, "x").wait();
+        EXPECT_TRUE(torch::equal(output, whole)) << dtype << ": " << output;
+      }
+    });
+  }
+}
+
 // The averaging reduce-scatter of some backends returned the sum: each op must be right or refuse.
 TEST(Collectives, ReduceScatterReducesAsAsked) {
   for (const int size : {2, 3}) {
@@ -79,6 +100,13 @@ TEST(Collectives, RefuseWhatTheBackendWouldDieOf) {
     EXPECT_ERROR(std::ignore = comm::all_gather(whole, part.to(torch::kDouble), group, "w"), c10::ValueError, "dtypes");
     EXPECT_ERROR(std::ignore = comm::reduce_scatter(part, torch::empty({2, 2}).t(), group, "w"), c10::ValueError,
                  "contiguous");
+    EXPECT_ERROR(std::ignore = comm::all_to_all(whole, {2, 2}, part, {1, 2}, group, "w"), c10::ValueError,
+                 "all_to_all of w: counts [1, 2] for 2 elements");
+    EXPECT_ERROR(std::ignore = comm::all_to_all(whole, {5, -1}, part, {1, 1}, group, "w"), c10::ValueError, "[5, -1]");
+    EXPECT_ERROR(std::ignore = comm::all_to_all(whole, {4}, part, {1, 1}, group, "w"), c10::ValueError,
+                 "1 counts for 2 ranks");
+    EXPECT_ERROR(std::ignore = comm::all_to_all(whole.to(torch::kDouble), {2, 2}, part, {1, 1}, group, "w"),
+                 c10::ValueError, "dtypes");
     EXPECT_ERROR(std::ignore = comm::all_reduce({torch::Tensor()}, group, "w"), c10::ValueError, "undefined");
     EXPECT_ERROR(std::ignore = comm::broadcast(part, 2, group, "w"), c10::ValueError, "root is 2");
     EXPECT_ERROR(std::ignore = comm::broadcast(part, 0, ProcessGroup(), "w"), c10::ValueError, "group is null");

@@ -54,7 +54,7 @@ CountingBackend::Work CountingBackend::alltoall_base(at::Tensor& output, at::Ten
                                                      std::vector<int64_t>& output_splits,
                                                      std::vector<int64_t>& input_splits,
                                                      const c10d::AllToAllOptions& options) {
-  ++num_others_;
+  ++num_all_to_alls_;
   return inner_->alltoall_base(output, input, output_splits, input_splits, options);
 }
 

@@ -14,8 +14,9 @@ class CountingBackend : public c10d::Backend {
   [[nodiscard]] int num_all_reduces() const { return num_all_reduces_; }
   [[nodiscard]] int num_all_gathers() const { return num_all_gathers_; }
   [[nodiscard]] int num_reduce_scatters() const { return num_reduce_scatters_; }
+  [[nodiscard]] int num_all_to_alls() const { return num_all_to_alls_; }
   [[nodiscard]] int num_collectives() const {
-    return num_all_reduces_ + num_all_gathers_ + num_reduce_scatters_ + num_others_;
+    return num_all_reduces_ + num_all_gathers_ + num_reduce_scatters_ + num_all_to_alls_ + num_others_;
   }
 
   using Work = c10::intrusive_ptr<c10d::Work>;
@@ -37,7 +38,8 @@ class CountingBackend : public c10d::Backend {
 
  private:
   c10::intrusive_ptr<c10d::Backend> inner_;
-  std::atomic<int> num_all_reduces_ = 0, num_all_gathers_ = 0, num_reduce_scatters_ = 0, num_others_ = 0;
+  std::atomic<int> num_all_reduces_ = 0, num_all_gathers_ = 0, num_reduce_scatters_ = 0, num_all_to_alls_ = 0,
+                   num_others_ = 0;
 };
 
 // A group over `store` whose collectives are counted.
