@@ -57,9 +57,23 @@ struct ShardPlacementResult {
 using ShardPlacementFn =
     std::function<std::optional<ShardPlacementResult>(const std::string& path, const at::Tensor& parameter)>;
 
+// Which dims of a mesh that serves several parallelisms hold the data-parallel ranks.
+//
+//   {.mesh = mesh, .dp_mesh_dims = {.shard = {"dp", "cp"}}}               // cut over all ranks of (dp, cp)
+//   {.mesh = mesh, .dp_mesh_dims = {.shard = {"dp"}, .replicate = {"cp"}}}  // cut over dp, averaged over cp too
+//
+// PyTorch: DataParallelMeshDims, for plain parameters here.
+struct DataParallelMeshDims {
+  std::vector<std::string> shard = {};      // parameters are cut over these dims, taken as one
+  std::vector<std::string> replicate = {};  // whole copies along these; gradients are averaged over them too
+  [[nodiscard]] bool empty() const { return shard.empty() && replicate.empty(); }
+};
+
 struct FullyShardOptions {
-  // 1-D: Shard(0) over it; 2-D: replicated over dim 0, sharded over dim 1. Unset: all ranks, 1-D.
+  // 1-D: Shard(0) over it; 2-D: replicated over dim 0, sharded over dim 1. Unset: all ranks, 1-D. With `dp_mesh_dims` a
+  // named mesh of any dims.
   DeviceMesh mesh = {};
+  DataParallelMeshDims dp_mesh_dims = {};
   ReshardAfterForward reshard_after_forward = {};
   bool sync_init = false;  // start from rank 0's values instead of comparing
   MixedPrecisionPolicy mp_policy = {};

@@ -5,7 +5,7 @@
 
 #include <set>
 
-#include "comm/group_state.h"
+#include "sharding/data_parallel_mesh.h"
 #include "sharding/wrap_checks.h"
 
 namespace fsdp::sharding {
@@ -87,25 +87,6 @@ std::set<const c10::TensorImpl*> precise_parameters(const torch::nn::Module& roo
   add(root);
   for (const auto& module : root.modules(/*include_self=*/false)) add(*module);
   return precise;
-}
-
-bool can_flatten(const DeviceMesh& mesh) {
-  try {
-    return mesh.flatten().defined();
-  } catch (const c10::Error&) {
-    return false;
-  }
-}
-
-// All ranks of `mesh` as replicas, each of a single shard.
-DeviceMesh replicas_of(const DeviceMesh& mesh) {
-  TORCH_CHECK_NOT_IMPLEMENTED(mesh.ndim() == 1 || can_flatten(mesh),
-                              "replicate_below on a mesh of several dims needs one made by init_device_mesh, not from "
-                              "groups: there is no group over all its ranks");
-  const auto flat = mesh.ndim() == 1 ? mesh : mesh.flatten();
-  const auto group = flat.get_group(0);
-  return DeviceMesh::from_group({group, comm::neighbours_of(group, 1)}, mesh.device_type(),
-                                flat.mesh().view({flat.size(), 1}), {"replicate", "shard"});
 }
 
 // `replicas`: made when the first tiny parameter asks for it.

@@ -7,6 +7,7 @@
 #include "comm/log.h"
 #include "dtensor/layout.h"
 #include "sharding/collect.h"
+#include "sharding/data_parallel_mesh.h"
 #include "sharding/module_tree.h"
 #include "sharding/runtime.h"
 #include "sharding/wrap_checks.h"
@@ -138,7 +139,7 @@ FSDPModule wrap(const std::vector<torch::nn::Module*>& modules, const FullyShard
     check_bottom_up(*module);
   }
   auto checked = options;
-  checked.mesh = sharding::checked_mesh(options.mesh);
+  checked.mesh = sharding::checked_mesh(sharding::data_parallel_mesh(options.mesh, options.dp_mesh_dims));
   checked.reshard_after_forward = sharding::checked_reshard(options.reshard_after_forward, checked.mesh);
   sharding::check_offload(options.offload_policy, checked.mesh);
   const auto parameters = sharding::unclaimed_parameters(modules, checked);

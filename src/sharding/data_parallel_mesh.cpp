@@ -1,0 +1,82 @@
+#include "sharding/data_parallel_mesh.h"
+
+#include <algorithm>
+
+#include "comm/group_state.h"
+
+namespace fsdp::sharding {
+
+namespace {
+
+using Names = std::vector<std::string>;
+
+// In the order of the mesh, as slices want them.
+Names in_mesh_order(const DeviceMesh& mesh, const Names& names) {
+  Names ordered;
+  for (const auto& name : mesh.mesh_dim_names())
+    if (std::find(names.begin(), names.end(), name) != names.end()) ordered.push_back(name);
+  return ordered;
+}
+
+Names check_names(const DeviceMesh& mesh, const DataParallelMeshDims& dims) {
+  TORCH_CHECK_VALUE(mesh.defined(), "dp_mesh_dims names dims of a mesh: set FullyShardOptions::mesh too");
+  auto all = dims.shard;
+  all.insert(all.end(), dims.replicate.begin(), dims.replicate.end());
+  const auto& known = mesh.mesh_dim_names();
+  for (const auto& name : all) {
+    TORCH_CHECK_VALUE(std::find(known.begin(), known.end(), name) != known.end(), "dp_mesh_dims names '", name,
+                      "', but the dims of the mesh are [", c10::Join(", ", known), "]");
+    TORCH_CHECK_VALUE(std::count(all.begin(), all.end(), name) == 1, "dp_mesh_dims names '", name, "' twice");
+  }
+  return all;
+}
+
+// One mesh dim out of several.
+DeviceMesh joined(const DeviceMesh& mesh, const Names& names) {
+  const auto part = mesh.slice(in_mesh_order(mesh, names));
+  return part.ndim() == 1 ? part : part.flatten();
+}
+
+// The global ranks of this rank's part of the mesh, [replicas, shards].
+at::Tensor ranks_of(const DeviceMesh& mesh, const Names& all, const DataParallelMeshDims& dims) {
+  const auto part = mesh.slice(in_mesh_order(mesh, all));
+  const auto& names = part.mesh_dim_names();
+  std::vector<int64_t> order;
+  for (const auto* side : {&dims.replicate, &dims.shard})
+    for (size_t i = 0; i < names.size(); ++i)
+      if (std::find(side->begin(), side->end(), names[i]) != side->end()) order.push_back(static_cast<int64_t>(i));
+  return part.mesh().permute(order).reshape({joined(mesh, dims.replicate).size(), -1}).contiguous();
+}
+
+bool can_flatten(const DeviceMesh& mesh) {
+  try {
+    return mesh.flatten().defined();
+  } catch (const c10::Error&) {
+    return false;
+  }
+}
+
+}  // namespace
+
+DeviceMesh data_parallel_mesh(const DeviceMesh& mesh, const DataParallelMeshDims& dims) {
+  if (dims.empty()) return mesh;
+  const auto all = check_names(mesh, dims);
+  if (dims.replicate.empty()) return joined(mesh, dims.shard);
+  if (dims.shard.empty()) return replicas_of(joined(mesh, dims.replicate));
+  const auto replicate = joined(mesh, dims.replicate);
+  const auto shard = joined(mesh, dims.shard);
+  return DeviceMesh::from_group({replicate.get_group(), shard.get_group()}, mesh.device_type(),
+                                ranks_of(mesh, all, dims), {"replicate", "shard"});
+}
+
+DeviceMesh replicas_of(const DeviceMesh& mesh) {
+  TORCH_CHECK_NOT_IMPLEMENTED(mesh.ndim() == 1 || can_flatten(mesh),
+                              "whole replicas (replicate_below) on a mesh of several dims need one made by "
+                              "init_device_mesh, not from groups: there is no group over all its ranks");
+  const auto flat = mesh.ndim() == 1 ? mesh : mesh.flatten();
+  const auto group = flat.get_group(0);
+  return DeviceMesh::from_group({group, comm::neighbours_of(group, 1)}, mesh.device_type(),
+                                flat.mesh().view({flat.size(), 1}), {"replicate", "shard"});
+}
+
+}  // namespace fsdp::sharding
