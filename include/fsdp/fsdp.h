@@ -4,6 +4,7 @@
 #include <fsdp/call.h>
 #include <fsdp/checkpoint_arguments.h>
 #include <fsdp/checkpoint_wrapper.h>
+#include <fsdp/context_parallel.h>
 #include <fsdp/device_mesh.h>
 #include <fsdp/dtensor.h>
 #include <fsdp/fsdp_module.h>

@@ -63,6 +63,7 @@ std::vector<c10::Device> with_cpu(const std::vector<c10::Device>& devices) {
 
 ForwardState::ForwardState(bool with_random_state, const std::vector<c10::Device>& devices)
     : keys_(c10::impl::tls_local_dispatch_key_set()),
+      scopes_(c10::ThreadLocalDebugInfo::current()),
       autograd_(c10::AutogradState::get_tls_state()),
       autocast_dtypes_(read_autocast_dtypes()) {
   if (with_random_state) generators_ = read_generators(with_cpu(devices));
@@ -71,8 +72,10 @@ ForwardState::ForwardState(bool with_random_state, const std::vector<c10::Device
 ForwardState::Replay::Replay(const ForwardState& state)
     : generators_(read_again(state.generators_)),
       keys_(state.keys_),
+      scopes_(c10::ThreadLocalDebugInfo::current()),
       autograd_(c10::AutogradState::get_tls_state()),
       autocast_dtypes_(read_autocast_dtypes()) {
+  c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(state.scopes_);
   c10::AutogradState::set_tls_state(state.autograd_);
   write_autocast_dtypes(state.autocast_dtypes_);
   write_generators(state.generators_);
@@ -83,6 +86,7 @@ ForwardState::Replay::~Replay() {
   write_generators(generators_);
   write_autocast_dtypes(autocast_dtypes_);
   c10::AutogradState::set_tls_state(autograd_);
+  c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(scopes_);
 }
 
 }  // namespace fsdp::parallel

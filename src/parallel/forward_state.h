@@ -1,11 +1,14 @@
 #pragma once
-// What a function that runs again must find as its first run found it: dispatch keys, autograd modes, autocast, and the
-// generators of random numbers.
+// What a function that runs again must find as its first run found it: dispatch keys, what scopes such as
+// context_parallel left in thread-local state, autograd modes, autocast, and the generators of random numbers.
 #include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <array>
+#include <memory>
 #include <vector>
 
 namespace fsdp::parallel {
@@ -31,6 +34,7 @@ class ForwardState {
    private:
     std::vector<GeneratorState> generators_;
     c10::impl::ForceDispatchKeyGuard keys_;
+    std::shared_ptr<c10::ThreadLocalDebugInfo> scopes_;
     c10::AutogradState autograd_;
     std::vector<at::ScalarType> autocast_dtypes_;
   };
@@ -38,6 +42,7 @@ class ForwardState {
  private:
   std::vector<GeneratorState> generators_;
   c10::impl::LocalDispatchKeySet keys_;
+  std::shared_ptr<c10::ThreadLocalDebugInfo> scopes_;
   c10::AutogradState autograd_;
   std::vector<at::ScalarType> autocast_dtypes_;  // one for each device type that knows autocast
 };

@@ -2,6 +2,7 @@
 
 #include "comm/group_state.h"
 #include "comm/meeting.h"
+#include "mesh/sequence_scope.h"
 #include "sharding/runtime.h"
 #include "sharding/unshard_node.h"
 
@@ -186,6 +187,19 @@ std::vector<int> ParamGroup::trainable() const {
   return indices;
 }
 
+// Ranks that share a sequence see different tokens: their gradients must meet.
+void ParamGroup::check_sequence_scope(int index) const {
+  const auto* scope = mesh::SequenceScope::active();
+  if (!scope) return;
+  const auto ranks = mesh_.mesh().flatten();
+  for (const auto rank : scope->ranks())
+    TORCH_CHECK_VALUE(ranks.eq(rank).any().item<bool>(), "parameter '", slots_[index].path,
+                      "' is used inside context_parallel over the ranks ", at::IntArrayRef(scope->ranks()),
+                      ", but its gradient is averaged over others: they would train apart. Hint: fully_shard over both "
+                      "mesh dims, as in dp_mesh_dims = {.shard = {\"dp\", \"cp\"}} or "
+                      "{.shard = {\"dp\"}, .replicate = {\"cp\"}}");
+}
+
 // One node for all trainable parameters of the group, shared by all uses until its backward ran or the set changed:
 // hence one reduce-scatter a backward. An alias that requires grad by itself gets a node of its own.
 c10::intrusive_ptr<UnshardNode> ParamGroup::node_for(int index, const at::Tensor& handle) {
@@ -196,6 +210,7 @@ c10::intrusive_ptr<UnshardNode> ParamGroup::node_for(int index, const at::Tensor
     auto* known = static_cast<UnshardNode*>(locked.get());
     if (known && known->indices() == indices) return c10::intrusive_ptr<UnshardNode>::reclaim_copy(known);
   }
+  check_sequence_scope(index);
   torch::autograd::edge_list edges;
   for (const int i : indices) {
     const auto target = is_parameter ? at::Tensor(slots_[i].parameter.lock()) : handle;

@@ -133,6 +133,7 @@ class ParamGroup : public dtensor::Owner, public std::enable_shared_from_this<Pa
 
   [[nodiscard]] c10::intrusive_ptr<UnshardNode> node_for(int index, const at::Tensor& handle);
   [[nodiscard]] std::vector<int> trainable() const;
+  void check_sequence_scope(int index) const;
 
   // group_reduction.cpp
   [[nodiscard]] ReductionSettings settings() const;

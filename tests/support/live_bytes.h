@@ -37,24 +37,34 @@ class LiveBytes {
     }
   };
 
-  // What a tensor that outlives the scope still needs.
-  struct Allocation {
-    c10::DataPtr data;
+  // In front of the bytes of a tensor, which may outlive the scope. LibTorch's kernels also allocate without DataPtr
+  // and want the address that they free to be that of the bytes.
+  struct alignas(64) Header {
     int64_t num_bytes;
+    c10::Allocator* inner;
     std::shared_ptr<Counts> counts;
-    ~Allocation() { counts->add(-num_bytes); }
   };
 
   struct Allocator : c10::Allocator {
     Allocator(std::shared_ptr<Counts> c, c10::Allocator* i) : counts(std::move(c)), inner(i) {}
     c10::DataPtr allocate(size_t n) override {
-      auto allocation = std::make_unique<Allocation>(inner->allocate(n), static_cast<int64_t>(n), counts);
+      auto* base = static_cast<char*>(inner->raw_allocate(n + sizeof(Header)));
+      new (base) Header{static_cast<int64_t>(n), inner, counts};
       counts->add(static_cast<int64_t>(n));
-      void* data = allocation->data.get();
-      const auto device = allocation->data.device();
-      return {data, allocation.release(), [](void* context) { delete static_cast<Allocation*>(context); }, device};
+      char* data = base + sizeof(Header);
+      return {data, data, &release, c10::Device(c10::kCPU)};
     }
+    c10::DeleterFnPtr raw_deleter() const override { return &release; }
     void copy_data(void* target, const void* source, size_t n) const override { default_copy_data(target, source, n); }
+
+    static void release(void* data) {
+      if (!data) return;
+      auto* header = reinterpret_cast<Header*>(static_cast<char*>(data) - sizeof(Header));
+      header->counts->add(-header->num_bytes);
+      auto* inner = header->inner;
+      header->~Header();
+      inner->raw_deallocate(header);
+    }
     std::shared_ptr<Counts> counts;
     c10::Allocator* inner;
   };
