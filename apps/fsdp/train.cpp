@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <iostream>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -37,6 +38,21 @@ void add_model_options(CLI::App& command, train::GPTOptions& model) {
   command.add_option("--dropout", model.dropout, "probability")->capture_default_str();
   command.add_flag("--activation-checkpoint", model.activation_checkpoint,
                    "keep only the input of each block and run the block again in backward: less memory, more compute");
+}
+
+void add_context_parallel_options(CLI::App& command, train::TrainOptions& options) {
+  using Method = ContextParallelMethod;
+  command
+      .add_option("--context-parallel-degree", options.context_parallel_degree,
+                  "ranks that share each sequence; divides the number of ranks")
+      ->capture_default_str();
+  static const std::map<std::string, Method> kMethods{{"ulysses", Method::kUlysses}, {"ring", Method::kRing}};
+  command
+      .add_option("--context-parallel-method", options.context_parallel_method,
+                  "how attention sees the tokens of other ranks: ulysses (by heads) or ring")
+      ->transform(CLI::CheckedTransformer(kMethods, CLI::ignore_case))
+      ->default_str("ulysses")
+      ->type_name("METHOD");
 }
 
 void add_training_options(CLI::App& command, train::TrainOptions& options) {
@@ -105,7 +121,7 @@ int run_train(TrainArguments arguments) {
   }
   std::string who;
   try {
-    const auto world = train::World::from_environment();
+    const auto world = train::World::from_environment(options.context_parallel_degree, options.context_parallel_method);
     who = world.is_alone() ? "" : "rank " + std::to_string(world.rank()) + ": ";
     train::Trainer trainer(options, std::move(*corpus), world, std::cout, isatty(STDOUT_FILENO) == 1);
     trainer.run();
@@ -125,12 +141,19 @@ void add_train_command(CLI::App& app, int& exit_code) {
   auto arguments = std::make_shared<TrainArguments>();
   add_data_options(*command, *arguments);
   add_model_options(*command, arguments->options.model);
+  add_context_parallel_options(*command, arguments->options);
   add_training_options(*command, arguments->options);
   command->add_option("--num-threads", arguments->num_threads, "threads a rank computes with; 0: LibTorch's choice")
       ->capture_default_str();
   add_output_options(*command, arguments->options);
   command->callback([arguments, command, &exit_code] {
     auto& schedule = arguments->options.schedule;
+    if (command->count("--context-parallel-method") > 0 && arguments->options.context_parallel_degree == 1) {
+      std::cerr << "fsdp train: error: --context-parallel-method has no effect without --context-parallel-degree above "
+                   "1\n";
+      exit_code = 1;
+      return;
+    }
     if (command->count("--warmup-steps") == 0) {
       schedule.warmup_steps = std::min<int64_t>(20, schedule.num_steps / 10);
     }

@@ -50,11 +50,13 @@ double validation_loss(GPT& model, const FixedWindows& windows, const World& wor
   const EvaluationScope scope(*model);
   double total = 0.0;
   // Each forward of a sharded model is collective: all ranks run as many, the last ones perhaps over repeated windows.
-  for (int64_t first = 0; first < windows.size(); first += rows_per_rank * world.size()) {
-    const auto mine = first + world.rank() * rows_per_rank;
+  for (int64_t first = 0; first < windows.size(); first += rows_per_rank * world.num_data_ranks()) {
+    const auto mine = first + world.data_rank() * rows_per_rank;
     const auto batch = windows.rows(mine, rows_per_rank);
+    const auto split = world.split_sequences(*model, batch);
+    const auto logits = model(batch.inputs, split ? split->position_ids() : at::Tensor());
     const auto losses = torch::nn::functional::cross_entropy(
-        model(batch.inputs).flatten(0, 1), batch.targets.flatten(),
+        logits.flatten(0, 1), batch.targets.flatten(),
         torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kNone));  // [B * T]
     const auto num_own = std::clamp<int64_t>(windows.size() - mine, 0, rows_per_rank);
     total += losses.view_as(batch.targets).narrow(0, 0, num_own).sum(at::kDouble).item<double>();

@@ -96,11 +96,12 @@ void GPTImpl::reset_parameters() {
   }
 }
 
-at::Tensor GPTImpl::forward(const at::Tensor& tokens) {
+at::Tensor GPTImpl::forward(const at::Tensor& tokens, const at::Tensor& positions) {
   const auto T = tokens.size(1);
   TORCH_CHECK_VALUE(T <= options_.seq_len, "the input has ", T, " tokens, but the model was made for seq_len ",
                     options_.seq_len);
-  auto x = token_embedding_(tokens) + position_embedding_(at::arange(T, tokens.options()));  // [B, T, D]
+  const auto places = positions.defined() ? positions : at::arange(T, tokens.options());
+  auto x = token_embedding_(tokens) + position_embedding_(places);  // [B, T, D]
   x = dropout_(x);
   for (size_t i = 0; i < blocks->size(); ++i) {
     const auto block = blocks->ptr<BlockImpl>(i);

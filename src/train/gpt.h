@@ -71,8 +71,9 @@ class GPTImpl : public torch::nn::Module {
   // Errors: c10::ValueError for impossible sizes.
   explicit GPTImpl(const GPTOptions& options);
 
-  // tokens: int64 [B, T], T <= seq_len. Returns logits [B, T, V]. Errors: c10::ValueError for a longer input.
-  at::Tensor forward(const at::Tensor& tokens);
+  // tokens: int64 [B, T], T <= seq_len; positions: int64 [T], the place of each in its sequence, 0 .. T-1 when
+  // undefined. Returns logits [B, T, V]. Errors: c10::ValueError for a longer input.
+  at::Tensor forward(const at::Tensor& tokens, const at::Tensor& positions = {});
 
   [[nodiscard]] const GPTOptions& options() const { return options_; }
   torch::nn::ModuleList blocks{nullptr};  // the unit of sharding

@@ -84,15 +84,26 @@ Trainer::Trainer(TrainOptions options, Corpus corpus, World world, std::ostream&
   torch::manual_seed(options_.seed + 1 + static_cast<uint64_t>(world_.rank()));  // dropout differs between ranks
 }
 
+// The part of the mean loss of a micro batch of `num_tokens` that this rank's tokens make up, times the ranks that
+// share it: its mean over them is that mean loss.
+at::Tensor Trainer::loss_of(const Batch& batch, int64_t num_tokens, const at::Tensor& positions) {
+  namespace F = torch::nn::functional;
+  const auto logits = model_(batch.inputs, positions);  // [B, T, V]
+  const auto sum = F::cross_entropy(logits.flatten(0, 1), batch.targets.flatten(),
+                                    F::CrossEntropyFuncOptions().reduction(torch::kSum));
+  return sum * (static_cast<double>(world_.context_parallel_degree()) / static_cast<double>(num_tokens));
+}
+
 Trainer::StepResult Trainer::train_step(int64_t step) {
   const auto num_micro_batches = options_.gradient_accumulation_steps;
   const auto num_rows = options_.rows_per_micro_batch(world_.size());
   double loss_sum = 0.0;
   for (int64_t i = 0; i < num_micro_batches; ++i) {
-    const auto first_row = (world_.rank() * num_micro_batches + i) * num_rows;
+    const auto first_row = (world_.data_rank() * num_micro_batches + i) * num_rows;
     const auto batch = sampler_.rows(step, first_row, num_rows);
-    const auto logits = model_(batch.inputs);  // [B, T, V]
-    const auto loss = torch::nn::functional::cross_entropy(logits.flatten(0, 1), batch.targets.flatten());
+    const auto num_tokens = batch.targets.numel();
+    const auto scope = world_.split_sequences(*model_, batch);
+    const auto loss = loss_of(batch, num_tokens, scope ? scope->position_ids() : at::Tensor());
     (loss / num_micro_batches).backward();
     loss_sum += loss.item<double>();
   }
@@ -142,7 +153,7 @@ StepReport Trainer::report(int64_t step, int64_t position, const StepResult& res
 }
 
 double Trainer::validate() {
-  return validation_loss(model_, windows_, world_, std::max<int64_t>(options_.batch_size / world_.size(), 1));
+  return validation_loss(model_, windows_, world_, std::max<int64_t>(options_.batch_size / world_.num_data_ranks(), 1));
 }
 
 void Trainer::save() {

@@ -25,7 +25,9 @@ struct TrainOptions {
   ScheduleOptions schedule{.peak = 3e-3, .min_factor = 0.1, .warmup_steps = 20, .num_steps = 500};
   int64_t batch_size = 32;                  // sequences an optimizer step, over all ranks
   int64_t gradient_accumulation_steps = 1;  // backwards an optimizer step, each over its part of the batch
-  double weight_decay = 0.1;                // of matrices; norms have none
+  int64_t context_parallel_degree = 1;      // ranks that share each sequence
+  ContextParallelMethod context_parallel_method = ContextParallelMethod::kUlysses;
+  double weight_decay = 0.1;  // of matrices; norms have none
   double beta1 = 0.9, beta2 = 0.99;
   double max_norm = 1.0;      // of the gradient of all parameters; 0: not clipped
   double time_limit = 0.0;    // seconds of training, the schedule is shortened to fit; 0: none
@@ -41,8 +43,9 @@ struct TrainOptions {
   // Whether the batch divides over the ranks. Errors: c10::ValueError.
   void validate_for(int64_t world_size) const;
 
+  void validate_context_parallel() const;  // part of validate()
   [[nodiscard]] int64_t rows_per_micro_batch(int64_t world_size) const {
-    return batch_size / world_size / gradient_accumulation_steps;
+    return batch_size * context_parallel_degree / world_size / gradient_accumulation_steps;
   }
 };
 
@@ -67,6 +70,7 @@ class Trainer {
     double grad_norm;
   };
   StepResult train_step(int64_t step);
+  [[nodiscard]] at::Tensor loss_of(const Batch& batch, int64_t num_tokens, const at::Tensor& positions);
   void set_learning_rate(double lr);
   [[nodiscard]] StepReport report(int64_t step, int64_t position, const StepResult& result, double step_seconds);
   [[nodiscard]] int64_t schedule_position(int64_t num_steps_done, double elapsed) const;

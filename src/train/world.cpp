@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "comm/collectives.h"
+#include "comm/group_state.h"
 
 namespace fsdp::train {
 namespace {
@@ -15,29 +16,43 @@ void all_reduce_now(at::Tensor& values, const DeviceMesh& mesh, c10d::ReduceOp::
   }
 }
 
+// The `num_ranks` neighbours of `mesh` to which this rank belongs.
+DeviceMesh team_of(const DeviceMesh& mesh, int64_t num_ranks) {
+  const auto first = mesh.get_local_rank() / num_ranks * num_ranks;
+  return DeviceMesh::from_group({comm::neighbours_of(mesh.get_group(), static_cast<int>(num_ranks))},
+                                mesh.device_type(), mesh.mesh().narrow(0, first, num_ranks), {"cp"});
+}
+
 }  // namespace
 
-World World::over(const DeviceMesh& mesh) {
+World World::over(const DeviceMesh& mesh, int64_t context_parallel_degree, ContextParallelMethod method) {
   World world;
   world.rank_ = mesh.get_local_rank();
   world.size_ = mesh.size();
   world.mesh_ = mesh;
+  world.method_ = method;
+  if (context_parallel_degree > 1) world.context_mesh_ = team_of(mesh, context_parallel_degree);
   return world;
 }
 
-World World::join() {
+World World::join(int64_t context_parallel_degree, ContextParallelMethod method) {
   init_process_group();
-  return over(init_device_mesh(at::kCPU, {world_size()}, {"dp"}));
+  return over(init_device_mesh(at::kCPU, {world_size()}, {"world"}), context_parallel_degree, method);
 }
 
-World World::from_environment() {
+World World::from_environment(int64_t context_parallel_degree, ContextParallelMethod method) {
   const bool launched = std::getenv("RANK") != nullptr || std::getenv("WORLD_SIZE") != nullptr;
-  return launched ? join() : alone();
+  return launched ? join(context_parallel_degree, method) : alone();
 }
 
 int64_t World::announced_size() {
   const char* text = std::getenv("WORLD_SIZE");
   return text == nullptr ? 1 : std::atoll(text);
+}
+
+std::optional<ContextParallel> World::split_sequences(torch::nn::Module& module, const Batch& batch) const {
+  if (!context_mesh_.defined()) return std::nullopt;
+  return context_parallel(module, context_mesh_, {batch.inputs, batch.targets}, {1, 1}, {.method = method_});
 }
 
 std::vector<double> World::sum(const std::vector<double>& values) const {

@@ -114,6 +114,39 @@ TEST_F(TrainCommand, SaysTheSameWithActivationCheckpointing) {
   EXPECT_NO_THROW(torch::load(model, file));
 }
 
+// Ranks share sequences: numbers stay those of a plain run.
+TEST_F(TrainCommand, SaysTheSameWithContextParallelism) {
+  const auto plain = run_fsdp(small_run());
+  for (const int world_size : {2, 4}) {
+    for (const std::string method : {"ulysses", "ring"}) {
+      const auto outcome =
+          run_fsdp_ranks(world_size, small_run() + " --context-parallel-degree 2 --context-parallel-method " + method);
+      ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+      EXPECT_THAT(outcome.output, HasSubstr("sequences  each shared by 2 ranks"));
+      for (const char* name : {"  loss:", "grad_norm:", "validation loss:"}) {
+        const auto expected = numbers_after(name, plain.output), numbers = numbers_after(name, outcome.output);
+        ASSERT_EQ(numbers.size(), expected.size()) << outcome.output;
+        for (size_t i = 0; i < numbers.size(); ++i)
+          EXPECT_NEAR(numbers[i], expected[i], 2e-3) << name << " of line " << i << ", " << method;
+      }
+    }
+  }
+}
+
+TEST_F(TrainCommand, RefusesContextParallelismThatDoesNotFit) {
+  const auto refusal = [&](int world_size, const std::string& options) {
+    const auto outcome = run_fsdp_ranks(world_size, small_run() + options);
+    EXPECT_NE(outcome.exit_code, 0) << options;
+    return outcome.output;
+  };
+  EXPECT_THAT(refusal(2, " --context-parallel-degree 3"), HasSubstr("context_parallel_degree 3"));
+  EXPECT_THAT(refusal(4, " --context-parallel-degree 4"), HasSubstr("num_heads 2 does not divide"));
+  EXPECT_THAT(refusal(2, " --context-parallel-degree 2 --context-parallel-method rings"), HasSubstr("rings"));
+  EXPECT_THAT(refusal(2, " --context-parallel-method ring"), HasSubstr("has no effect without"));
+  EXPECT_THAT(refusal(2, " --context-parallel-degree 2 --context-parallel-method ring --dropout 0.1"),
+              HasSubstr("Hint: --dropout 0"));
+}
+
 TEST_F(TrainCommand, APlainModelLoadsWhatShardedRanksSaved) {
   const auto file = (folder_ / "model.pt").string();
   const auto outcome = run_fsdp_ranks(2, small_run() + " --save " + file);
