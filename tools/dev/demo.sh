@@ -1,4 +1,5 @@
 # ./dev demo [train options]: a GPT learns the text that every Debian has, over 2 processes.
+# ./dev demo long: the lessons about other ways of training at full size, a sequence of 65,536 tokens among them.
 # shellcheck shell=bash
 source tools/dev/build.sh
 
@@ -14,7 +15,30 @@ add_default() {
   options+=("$option" "$value")
 }
 
+# Starts lesson NAME over 2 processes: lesson NAME [options].
+lesson() {
+  local name="$1"
+  shift
+  say "$name $*"
+  OMP_NUM_THREADS=1 "$BUILD_DIR/apps/fsdp/fsdp" run --nproc-per-node 2 -- "$BUILD_DIR/examples/$name" "$@" |
+    sed -u 's/^\[default0\]://'
+}
+
+demo_long() {
+  cmd_build fsdp_app 05_ddp 06_long_sequence
+  say "three lessons at full size; about 15 minutes on two processors"
+  lesson 05_ddp --steps 100 --full
+  local sizes=(--seq-len 65536 --dim 256 --depth 1 --steps 1)
+  lesson 06_long_sequence --method ulysses "${sizes[@]}"
+  lesson 06_long_sequence --method ring "${sizes[@]}"
+}
+
 cmd_demo() {
+  if [[ ${1:-} == long ]]; then
+    [[ $# -eq 1 ]] || die "demo long takes no options"
+    demo_long
+    return
+  fi
   local options=()
   add_default --data "$DEMO_TEXT" "$@"
   add_default --num-threads 1 "$@"
