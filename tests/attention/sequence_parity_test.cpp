@@ -104,6 +104,29 @@ TEST(SequenceParity, CheckpointedAttentionTalksAgainInBackward) {
   });
 }
 
+// behaviours 165: the program averages the gradients of a plain model over the ranks itself.
+TEST(SequenceParity, PlainModelThatIsReducedByHand) {
+  on_two_and_three([](const RankContext& rank) {
+    const auto expected = of_one_process(kRows, 12);
+    auto net = make_sequence_net();
+    auto tokens = tokens_of(kRows, 12);
+    auto labels = labels_of(tokens);
+    const auto whole_logits = net->forward(tokens, torch::arange(12)).detach();
+    ContextParallelOptions options{.method = ContextParallelMethod::kRing, .gradients_reduced_elsewhere = true};
+    const auto scope = context_parallel(net, rank.mesh, {tokens, labels}, {1, 1}, options);
+    const auto logits = net->forward(tokens, scope.position_ids());
+    fsdp::mean_over_ranks(loss_sum(logits, labels), num_valid(labels), rank.mesh).backward();
+    auto reduced = grads(net->parameters());
+    for (auto& grad : reduced) {
+      std::vector<at::Tensor> one{grad};
+      rank.group->allreduce(one)->wait();
+      grad.div_(rank.size());
+    }
+    EXPECT_LE(difference(expected.grads, reduced), kClose);
+    EXPECT_LE(difference(whole_logits, scope.unshard(logits, 1)), kClose);
+  });
+}
+
 TEST(SequenceParity, MixedPrecision) {
   run_on_ranks(2, [](const RankContext& rank) {
     const FullyShardOptions options{.mesh = rank.mesh,
