@@ -23,12 +23,15 @@ struct UlyssesOptions {
   SequenceSplit split = SequenceSplit::kContiguous;  // how the rows were dealt
   // Tokens on all ranks together; S_local * ranks when not given. Give it where S does not divide.
   std::optional<int64_t> sequence_length = std::nullopt;
+  // Tokens of q on all ranks together, dealt as those of k. When not given: q has the tokens of k where both hold
+  // equally many here, else S_q_local * ranks. Without causality only may it differ from sequence_length.
+  std::optional<int64_t> query_length = std::nullopt;
 };
 
 // q [B, H, S_local, D], k and v [B, H_kv, S_local, D] -> [B, H, S_local, D]: this rank's rows of
 // scaled_dot_product_attention over the whole sequence. Rows are those of local_positions(S, rank, ranks, split).
-// Exact for every S and split. Without causality q may hold another number of tokens than k and v, the same on every
-// rank. `mesh` is 1-D. Differentiable; a second derivative needs a kernel that has one.
+// Exact for every S and split. Without causality q may have another length than k and v: see query_length. `mesh` is
+// 1-D. Differentiable; a second derivative needs a kernel that has one.
 //
 // Rank r computes query heads [r H/W, (r+1) H/W). When H_kv divides by the W ranks, each has H_kv / W of the KV heads;
 // when W divides by H_kv, each has a copy of the one it needs, and their gradients are summed.

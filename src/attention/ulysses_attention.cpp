@@ -12,12 +12,21 @@ using attention::SequenceGroup;
 
 constexpr const char* kUlysses = "ulysses_attention";
 
-// Queries of other length than the keys have a layout of their own: the same number on every rank.
-SequenceGroup query_sequence_of(const AttentionInputs& inputs, const SequenceGroup& keys) {
-  if (inputs.num_queries() == inputs.num_keys()) return keys;
+// Where the queries lie: as the keys do, unless they have another length.
+SequenceGroup query_sequence_of(const AttentionInputs& inputs, const SequenceGroup& keys,
+                                const UlyssesOptions& options) {
+  const bool is_like_keys = inputs.num_queries() == inputs.num_keys();
+  if (!options.query_length && is_like_keys) return keys;
   auto queries = keys;
-  queries.shards = {inputs.num_queries() * keys.num_ranks(), keys.num_ranks(), SequenceSplit::kContiguous};
+  queries.shards.length = options.query_length.value_or(inputs.num_queries() * keys.num_ranks());
+  if (!options.query_length) queries.shards.split = SequenceSplit::kContiguous;  // equally many on every rank
   TORCH_CHECK_VALUE(queries.shards.length >= 1, kUlysses, ": q has no tokens (", inputs.q.sizes(), ")");
+  TORCH_CHECK_NOT_IMPLEMENTED(!options.is_causal || queries.shards.length == keys.shards.length, kUlysses,
+                              ": causal attention with ", queries.shards.length, " queries and ", keys.shards.length,
+                              " keys; it needs equal numbers");
+  const auto num_rows = queries.shards.num_rows(keys.rank);
+  TORCH_CHECK_VALUE(inputs.num_queries() == num_rows, kUlysses, ": q has ", inputs.num_queries(), " tokens, but rank ",
+                    keys.rank, " of ", keys.num_ranks(), " holds ", num_rows, " of ", queries.shards.length);
   return queries;
 }
 
@@ -29,7 +38,7 @@ AttentionInputs by_heads(const AttentionInputs& inputs, const SequenceGroup& key
   const auto exchange = [](const SequenceGroup& sequence, std::vector<attention::HeadSplit> splits, const char* what) {
     return c10::make_intrusive<HeadExchange>(sequence, std::move(splits), c10::str(what, " of ", kUlysses));
   };
-  if (inputs.num_queries() == inputs.num_keys()) {
+  if (queries.shards.length == keys.shards.length) {
     const auto all = exchange_to_heads({q, k, v}, exchange(keys, {query_split, key_split, key_split}, "q, k and v"));
     return {all[0], all[1], all[2]};
   }
@@ -51,7 +60,7 @@ torch::Tensor ulysses_attention(const torch::Tensor& q, const torch::Tensor& k, 
     return attention::whole_attention(whole.q, whole.k, whole.v, options.is_causal, options.scale, options.dropout_p);
   };
   const auto inputs = attention::autocast_inputs({q, k, v});
-  const auto queries = query_sequence_of(inputs, keys);
+  const auto queries = query_sequence_of(inputs, keys, options);
   if (keys.num_ranks() == 1) return attend(inputs);
 
   const auto split = attention::split_query_heads(q.size(1), keys.num_ranks());
