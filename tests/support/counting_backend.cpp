@@ -5,6 +5,22 @@
 
 namespace fsdp::testing {
 
+void CountingBackend::note(const at::Tensor& tensor, const c10d::ReduceOp& op) {
+  const std::lock_guard lock(mutex_);
+  reduce_ops_.insert(op);
+  reduce_dtypes_.insert(tensor.scalar_type());
+}
+
+std::set<c10d::ReduceOp::RedOpType> CountingBackend::reduce_ops() const {
+  const std::lock_guard lock(mutex_);
+  return reduce_ops_;
+}
+
+std::set<at::ScalarType> CountingBackend::reduce_dtypes() const {
+  const std::lock_guard lock(mutex_);
+  return reduce_dtypes_;
+}
+
 CountingBackend::Work CountingBackend::broadcast(std::vector<at::Tensor>& tensors,
                                                  const c10d::BroadcastOptions& options) {
   ++num_others_;
@@ -14,6 +30,7 @@ CountingBackend::Work CountingBackend::broadcast(std::vector<at::Tensor>& tensor
 CountingBackend::Work CountingBackend::allreduce(std::vector<at::Tensor>& tensors,
                                                  const c10d::AllreduceOptions& options) {
   ++num_all_reduces_;
+  note(tensors.front(), options.reduceOp);
   return inner_->allreduce(tensors, options);
 }
 
@@ -41,12 +58,14 @@ CountingBackend::Work CountingBackend::reduce_scatter(std::vector<at::Tensor>& o
                                                       std::vector<std::vector<at::Tensor>>& inputs,
                                                       const c10d::ReduceScatterOptions& options) {
   ++num_reduce_scatters_;
+  note(outputs.front(), options.reduceOp);
   return inner_->reduce_scatter(outputs, inputs, options);
 }
 
 CountingBackend::Work CountingBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                             const c10d::ReduceScatterOptions& options) {
   ++num_reduce_scatters_;
+  note(output, options.reduceOp);
   return inner_->_reduce_scatter_base(output, input, options);
 }
 
@@ -63,7 +82,7 @@ CountingBackend::Work CountingBackend::barrier(const c10d::BarrierOptions& optio
   return inner_->barrier(options);
 }
 
-ProcessGroup make_counting_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size) {
+void register_counting_backend() {
   static std::once_flag registered;
   std::call_once(registered, [] {
     register_backend("counting", {torch::kCPU}, [](const BackendContext& context) {
@@ -74,7 +93,18 @@ ProcessGroup make_counting_group(const c10::intrusive_ptr<c10d::Store>& store, i
           c10::make_intrusive<CountingBackend>(inner->getBackend(c10::DeviceType::CPU)));
     });
   });
+}
+
+ProcessGroup make_counting_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size) {
+  register_counting_backend();
   return make_process_group(store, rank, size, {.backend = "counting", .timeout = std::chrono::seconds(30)});
+}
+
+RankContext on_counting_group(const RankContext& rank) {
+  RankContext counted = rank;
+  counted.group = make_counting_group(rank.store, rank.rank(), rank.size());
+  counted.mesh = DeviceMesh::from_group(counted.group, torch::kCPU, {"dp"});
+  return counted;
 }
 
 CountingBackend& counts_of(const ProcessGroup& group) {

@@ -3,6 +3,10 @@
 #include <fsdp/process_group.h>
 
 #include <atomic>
+#include <mutex>
+#include <set>
+
+#include "support/parity.h"
 
 namespace fsdp::testing {
 
@@ -18,6 +22,9 @@ class CountingBackend : public c10d::Backend {
   [[nodiscard]] int num_collectives() const {
     return num_all_reduces_ + num_all_gathers_ + num_reduce_scatters_ + num_all_to_alls_ + num_others_;
   }
+  // Of all reductions so far.
+  [[nodiscard]] std::set<c10d::ReduceOp::RedOpType> reduce_ops() const;
+  [[nodiscard]] std::set<at::ScalarType> reduce_dtypes() const;
 
   using Work = c10::intrusive_ptr<c10d::Work>;
   const std::string getBackendName() const override { return "counting"; }
@@ -37,7 +44,12 @@ class CountingBackend : public c10d::Backend {
   Work barrier(const c10d::BarrierOptions& options) override;
 
  private:
+  void note(const at::Tensor& tensor, const c10d::ReduceOp& op);
+
   c10::intrusive_ptr<c10d::Backend> inner_;
+  mutable std::mutex mutex_;
+  std::set<c10d::ReduceOp::RedOpType> reduce_ops_;
+  std::set<at::ScalarType> reduce_dtypes_;
   std::atomic<int> num_all_reduces_ = 0, num_all_gathers_ = 0, num_reduce_scatters_ = 0, num_all_to_alls_ = 0,
                    num_others_ = 0;
 };
@@ -45,5 +57,9 @@ class CountingBackend : public c10d::Backend {
 // A group over `store` whose collectives are counted.
 [[nodiscard]] ProcessGroup make_counting_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size);
 [[nodiscard]] CountingBackend& counts_of(const ProcessGroup& group);
+// The same ranks over such a group.
+[[nodiscard]] RankContext on_counting_group(const RankContext& rank);
+// Makes "counting" known to process groups.
+void register_counting_backend();
 
 }  // namespace fsdp::testing

@@ -1,6 +1,7 @@
 #include "support/nets.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <fsdp/activation_checkpoint.h>
 
 #include <cmath>
 
@@ -96,8 +97,9 @@ Gpt::Gpt(int64_t num_layers, bool tied, int64_t vocab, int64_t dim, int64_t head
 
 at::Tensor Gpt::forward(const at::Tensor& tokens) {
   auto h = token(tokens) + position(torch::arange(tokens.size(1)));
-  for (const auto& block : *blocks) {
-    h = block->as<GptBlock>()->forward(h);
+  for (const auto& module : *blocks) {
+    const auto block = std::dynamic_pointer_cast<GptBlock>(module);
+    h = checkpoint_blocks ? checkpoint(block, h) : block->forward(h);
   }
   return head(norm(h));
 }

@@ -71,6 +71,7 @@ class Gpt : public TestNet {
   torch::nn::ModuleList blocks{nullptr};
   torch::nn::LayerNorm norm{nullptr};
   torch::nn::Linear head{nullptr};
+  bool checkpoint_blocks = false;  // each runs again in backward
 
  private:
   int64_t vocab_, length_;

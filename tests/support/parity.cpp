@@ -28,12 +28,13 @@ void on_two_and_three(const std::function<void(const RankContext&)>& body) {
 }
 
 DeviceMesh mesh_2d(const RankContext& rank, int64_t rows, int64_t columns, const std::string& name,
-                   std::vector<std::string> mesh_dim_names) {
+                   std::vector<std::string> mesh_dim_names, const std::string& backend,
+                   std::chrono::milliseconds timeout) {
   const auto row = rank.rank() / columns, column = rank.rank() % columns;
   const auto group = [&](const std::string& kind, int64_t which, int64_t place, int64_t size) {
     const auto store = c10::make_intrusive<c10d::PrefixStore>(name + kind + std::to_string(which), rank.store);
     return make_process_group(store, static_cast<int>(place), static_cast<int>(size),
-                              {.timeout = std::chrono::seconds(30)});
+                              {.backend = backend, .timeout = timeout});
   };
   return DeviceMesh::from_group({group("column", column, row, rows), group("row", row, column, columns)}, torch::kCPU,
                                 torch::arange(rows * columns).view({rows, columns}), std::move(mesh_dim_names));
@@ -215,12 +216,13 @@ void expect_same_training(Twins& twins, const TrainOptions& options) {
       }
       if (options.backward) {
         options.backward(net, x);
-        return;
+      } else {
+        auto loss = net.loss(x);
+        loss.backward();
+        losses[which] = which == 0 ? loss.item<double>() : mean_over_ranks(loss, twins.rank.group);
+        ++which;
       }
-      auto loss = net.loss(x);
-      loss.backward();
-      losses[which] = which == 0 ? loss.item<double>() : mean_over_ranks(loss, twins.rank.group);
-      ++which;
+      if (options.after_backward) options.after_backward(net);
     });
     EXPECT_NEAR(losses[0], losses[1], options.tolerance * std::max(1.0, std::abs(losses[0]))) << "loss, step " << step;
     EXPECT_LE(own_difference(grads(twins.p), grads(twins.q)), options.tolerance) << "gradients, step " << step;

@@ -42,7 +42,9 @@ void on_two_and_three(const std::function<void(const RankContext&)>& body);
 
 // A 2-D mesh of the given shape over all ranks, with groups made over rank.store below `name`.
 [[nodiscard]] DeviceMesh mesh_2d(const RankContext& rank, int64_t rows, int64_t columns, const std::string& name,
-                                 std::vector<std::string> mesh_dim_names = {"replicate", "shard"});
+                                 std::vector<std::string> mesh_dim_names = {"replicate", "shard"},
+                                 const std::string& backend = "gloo",
+                                 std::chrono::milliseconds timeout = std::chrono::seconds(30));
 
 // What an action that must fail says; "" when it does not fail.
 template <class Error = c10::Error, class Action>
@@ -130,8 +132,9 @@ struct TrainOptions {
   double tolerance = 1e-5;
   bool compare_parameters = true;
   OptimizerFactory optimizer = sgd();
-  std::function<void(TestNet&, int step)> before_step = nullptr;                // on both nets
-  std::function<void(TestNet&, const at::Tensor&)> backward = nullptr;          // default: net.loss(x).backward()
+  std::function<void(TestNet&, int step)> before_step = nullptr;        // on both nets
+  std::function<void(TestNet&, const at::Tensor&)> backward = nullptr;  // default: net.loss(x).backward()
+  std::function<void(TestNet&)> after_backward = nullptr;               // on both nets, before they are compared
   std::function<void(const std::vector<at::Tensor>&)> before_update = nullptr;  // e.g. clipping
 };
 // Trains both and compares losses, gradients and parameters after each step.
