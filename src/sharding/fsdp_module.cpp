@@ -1,3 +1,4 @@
+#include <c10/util/StringUtil.h>
 #include <fsdp/call.h>
 #include <fsdp/fsdp_module.h>
 
@@ -20,6 +21,19 @@ void for_each_module(const std::shared_ptr<ModuleState>& state, bool recurse, co
   if (!recurse || !runtime) return;
   for (const auto& other : runtime->modules())
     if (state->is_ancestor_of(*other)) visit(*other);
+}
+
+// "'weight' over 2 ranks, 'bias' over 2 replicas of one shard"
+std::string describe_groups(const ModuleState& state) {
+  std::vector<std::string> texts;
+  for (const auto& group : state.live_groups()) {
+    const auto& shape = group->mesh().shape();
+    const auto where = shape.size() == 1   ? c10::str(shape[0], " ranks")
+                       : shape.back() == 1 ? c10::str(shape[0], " replicas of one shard")
+                                           : c10::str(shape[0], " replicas of ", shape[1], " shards");
+    texts.push_back(c10::str("'", group->name(), "' over ", where));
+  }
+  return c10::Join(", ", texts);
 }
 
 ModuleState::PrefetchList weak_list(const std::vector<FSDPModule>& modules) {
@@ -119,7 +133,9 @@ void FSDPModule::set_reduce_scatter_max_input_buffers(int64_t num_buffers, bool 
 
 void FSDPModule::set_all_reduce_hook(std::function<void(const at::Tensor&)> hook) {
   TORCH_CHECK_VALUE(state_->groups.size() <= 1, "set_all_reduce_hook(): ", state_->type_name, " has ",
-                    state_->groups.size(), " parameter groups, over different meshes; one is needed");
+                    state_->groups.size(), " parameter groups (", describe_groups(*state_),
+                    "), and a hook sees the gradients of one: wrap the module without replicate_below and without "
+                    "meshes from shard_placement_fn, or split it into modules of one group each");
   state_->reduction.all_reduce_hook = std::move(hook);
 }
 

@@ -34,7 +34,8 @@ std::string checksum_of(const std::vector<NamedParameter>& parameters) {
   text << std::hexfloat;
   for (const auto& parameter : parameters) {
     if (parameter.tensor.is_meta()) continue;
-    const auto values = parameter.tensor.detach();
+    auto values = parameter.tensor.detach();
+    if (c10::isFloat8Type(values.scalar_type())) values = values.to(at::kFloat);  // they take no part in promotion
     const auto sum = at::sum(values, at::kDouble).item<double>();
     const auto scale = values.is_floating_point() ? at::norm(values, 2, at::kDouble).item<double>() : 0.0;
     text << parameter.path << " " << sum << " " << scale << "\n";
