@@ -66,7 +66,7 @@ TEST(Collectives, AllToAllTakesUnevenCounts) {
 }
 
 // The averaging reduce-scatter of some backends returned the sum: each op must be right or refuse.
-TEST(Collectives, ReduceScatterReducesAsAsked) {
+TEST(Collectives, ReduceScatterReducesAsAsked) {  // R01 (c)
   for (const int size : {2, 3}) {
     run_ranks(size, [&](const ProcessGroup& group, int rank) {
       const auto n = static_cast<float>(size);
@@ -77,6 +77,13 @@ TEST(Collectives, ReduceScatterReducesAsAsked) {
         auto output = torch::empty({2});
         comm::reduce_scatter(output, input, group, "x", op).wait();
         EXPECT_TRUE(torch::equal(output, torch::full({2}, value))) << "op " << int(op) << ": " << output;
+        // The list form of LibTorch, which this library does not use.
+        std::vector<at::Tensor> outputs{torch::empty({2})};
+        std::vector<std::vector<at::Tensor>> inputs{input.chunk(size)};
+        c10d::ReduceScatterOptions options;
+        options.reduceOp = op;
+        group->reduce_scatter(outputs, inputs, options)->wait();
+        EXPECT_TRUE(torch::equal(outputs[0], torch::full({2}, value))) << "list, op " << int(op) << ": " << outputs[0];
       }
     });
   }

@@ -24,7 +24,7 @@ struct TwoVectors : torch::nn::Module {
   at::Tensor a, b;
 };
 
-TEST(Clip, NormOfAllShards) {
+TEST(Clip, NormOfAllShards) {  // R04
   for (int size : {1, 2, 3, 4}) {
     run_on_ranks(size, [](const RankContext& rank) {
       TwoVectors net;
@@ -42,7 +42,7 @@ TEST(Clip, NormOfAllShards) {
   }
 }
 
-TEST(Clip, ReplicatedGradientsCountOnce) {
+TEST(Clip, ReplicatedGradientsCountOnce) {  // R04
   run_on_ranks(2, [](const RankContext& rank) {
     TwoVectors net;
     fully_shard(net, {.mesh = rank.mesh});
@@ -64,7 +64,7 @@ TEST(Clip, ByValue) {
   });
 }
 
-TEST(Clip, EdgeCases) {
+TEST(Clip, EdgeCases) {  // behaviours 141
   run_on_ranks(2, [](const RankContext& rank) {
     TwoVectors net;
     fully_shard(net, {.mesh = rank.mesh});
@@ -80,6 +80,16 @@ TEST(Clip, EdgeCases) {
     EXPECT_LE(difference(before, net.b.grad()), 0) << "untouched";
     EXPECT_EQ(clip_grad_norm_(all, 1.0), kInfinity);
     EXPECT_LE(difference(torch::zeros({2}), net.b.grad()), 0) << "12 / inf";
+  });
+}
+
+TEST(Clip, UnderAnOffloadPolicy) {  // behaviours 142
+  run_on_ranks(2, [](const RankContext& rank) {
+    TwoVectors net;
+    fully_shard(net, {.mesh = rank.mesh, .offload_policy = CPUOffloadPolicy{}});
+    net.set_gradients();
+    EXPECT_NEAR(clip_grad_norm_(std::vector<at::Tensor>{net.a, net.b}, 1.3), 13.0, 1e-5);
+    EXPECT_LE(difference(torch::tensor({.3F, 0.F, 0.F, .4F}), net.a.grad()), 1e-6);
   });
 }
 
@@ -115,7 +125,7 @@ TEST(Clip, OneAllReduceWhateverTheNumberOfParameters) {
   });
 }
 
-TEST(Clip, OneAllReduceADimOverTwoMeshDims) {
+TEST(Clip, OneAllReduceADimOverTwoMeshDims) {  // behaviours 140
   run_on_ranks(4, [](const RankContext& rank) {
     const auto row = rank.rank() / 2, column = rank.rank() % 2;
     const auto group = [&](const std::string& name, int place) {

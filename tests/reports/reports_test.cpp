@@ -20,14 +20,14 @@ void expect_mean_gradient(const RankContext& rank, const DeviceMesh& mesh, int64
   EXPECT_LE(difference(torch::full(local.sizes(), expected), local), 0);
 }
 
-TEST(MeanGradient, OverOneDim) {
+TEST(MeanGradient, OverOneDim) {  // behaviours 44, R01 (a)
   run_on_ranks(1, [](const RankContext& rank) { expect_mean_gradient(rank, rank.mesh, 4, 1.0); });
   run_on_ranks(2, [](const RankContext& rank) { expect_mean_gradient(rank, rank.mesh, 4, 1.5); });
   run_on_ranks(3, [](const RankContext& rank) { expect_mean_gradient(rank, rank.mesh, 6, 2.0); });
   run_on_ranks(4, [](const RankContext& rank) { expect_mean_gradient(rank, rank.mesh, 5, 2.5); });
 }
 
-TEST(MeanGradient, OverEveryShapeOfTwoDims) {
+TEST(MeanGradient, OverEveryShapeOfTwoDims) {  // R01 (b)
   run_on_ranks(2, [](const RankContext& rank) {
     expect_mean_gradient(rank, mesh_2d(rank, 2, 1, "2x1"), 4, 1.5);
     expect_mean_gradient(rank, mesh_2d(rank, 1, 2, "1x2"), 4, 1.5);
@@ -70,7 +70,7 @@ TEST(TwoMeshDims, ReplicasKeepTheirOwnValuesUnlessSynchronised) {
 }
 
 // A forward before the optimizer is built must not hand it other tensors.
-TEST(Handles, OptimizerBuiltAfterAForward) {
+TEST(Handles, OptimizerBuiltAfterAForward) {  // R12
   run_on_ranks(2, [](const RankContext& rank) {
     Vector net(torch::ones({8}));
     fully_shard(net, {.mesh = rank.mesh});
@@ -85,7 +85,18 @@ TEST(Handles, OptimizerBuiltAfterAForward) {
   });
 }
 
-TEST(Handles, MemberAndRegisteredParameterAreOneTensor) {
+TEST(Handles, OptimizerBuiltBeforeWrapping) {  // R12
+  run_on_ranks(2, [](const RankContext& rank) {
+    Vector net(torch::ones({8}));
+    torch::optim::SGD optimizer(net.parameters(), torch::optim::SGDOptions(0.1));
+    fully_shard(net, {.mesh = rank.mesh});
+    net.w.sum().backward();
+    optimizer.step();
+    EXPECT_LE(difference(torch::full({8}, 0.9), net.w), 1e-6) << "it holds the tensor that is sharded now";
+  });
+}
+
+TEST(Handles, MemberAndRegisteredParameterAreOneTensor) {  // R12
   run_on_ranks(2, [](const RankContext& rank) {
     torch::nn::Linear net(3, 5);
     fill_parameters(*net, 1);
@@ -103,7 +114,7 @@ TEST(Handles, MemberAndRegisteredParameterAreOneTensor) {
   });
 }
 
-TEST(OtherMethods, WorkWithoutRegistration) {
+TEST(OtherMethods, WorkWithoutRegistration) {  // R13
   run_on_ranks(2, [](const RankContext& rank) {
     struct Encoder : Vector {
       using Vector::Vector;
@@ -118,7 +129,7 @@ TEST(OtherMethods, WorkWithoutRegistration) {
   });
 }
 
-TEST(OneRank, NeedsNoCollective) {
+TEST(OneRank, NeedsNoCollective) {  // behaviours 39
   run_on_ranks(1, [](const RankContext& rank) {
     RankContext counted = rank;
     counted.group = make_counting_group(rank.store, 0, 1);
@@ -138,7 +149,30 @@ TEST(OneRank, NeedsNoCollective) {
   });
 }
 
-TEST(CastAfterInit, AdamInDoubleEqualsThePlainProgram) {
+TEST(FirstStep, IssuesTheCollectivesOfTheSecond) {  // R17
+  run_on_ranks(4, [](const RankContext& rank) {
+    const auto counted = on_counting_group(rank);
+    const auto& counts = counts_of(counted.group);
+    torch::nn::Sequential net;
+    for (int i = 0; i < 48; ++i) net->push_back(torch::nn::Linear(4, 4));
+    fill_parameters(*net, 1);
+    for (int i = 0; i < 48; ++i) fully_shard(*net->ptr(i), {.mesh = counted.mesh});
+    fully_shard(net, {.mesh = counted.mesh});
+    std::vector<int> collectives;
+    for (int step = 0; step < 3; ++step) {
+      const auto all = counts.num_collectives(), others = all - counts.num_all_gathers() - counts.num_reduce_scatters();
+      net->forward(torch::ones({2, 4})).square().mean().backward();
+      collectives.push_back(counts.num_collectives() - all);
+      EXPECT_EQ(counts.num_collectives() - counts.num_all_gathers() - counts.num_reduce_scatters(), others)
+          << "nothing but gathers and reductions, step " << step;
+    }
+    EXPECT_EQ(collectives[0], collectives[1]);
+    EXPECT_EQ(collectives[1], collectives[2]);
+    EXPECT_LE(collectives[0], 3 * 48);
+  });
+}
+
+TEST(CastAfterInit, AdamInDoubleEqualsThePlainProgram) {  // behaviours 6
   on_two_and_three([](const RankContext& rank) {
     Twins twins(rank, net_of<Mlp>());
     twins.plain->to(torch::kDouble);
@@ -162,7 +196,7 @@ TEST(MultiGroup, TransformerWithEveryReshardChoice) {
   }
 }
 
-TEST(Foreach, FusedAndForeachOptimizerOpsRunOnShards) {
+TEST(Foreach, FusedAndForeachOptimizerOpsRunOnShards) {  // behaviours 42
   on_two_and_three([](const RankContext& rank) {
     Twins twins(rank, net_of<Mlp>());
     twins.backward();
@@ -201,7 +235,7 @@ TEST(Foreach, FusedAndForeachOptimizerOpsRunOnShards) {
 }
 
 // A forward that takes no input of its own.
-TEST(NoInput, ForwardOfParametersOnly) {
+TEST(NoInput, ForwardOfParametersOnly) {  // behaviours 2
   on_two_and_three([](const RankContext& rank) {
     struct Child : Vector {
       using Vector::Vector;
@@ -222,7 +256,7 @@ TEST(NoInput, ForwardOfParametersOnly) {
   });
 }
 
-TEST(Registration, ParametersAreShardedDTensorsAfterBackward) {
+TEST(Registration, ParametersAreShardedDTensorsAfterBackward) {  // behaviours 4
   for (std::optional<bool> reshard : {std::optional<bool>(), std::optional(true), std::optional(false)}) {
     on_two_and_three([&](const RankContext& rank) {
       Twins twins(rank, net_of<Blocks>(), {.reshard_after_forward = reshard});
