@@ -154,7 +154,7 @@ TEST(Memory, AtRestIsTheNthPart) {
   }
 }
 
-TEST(Memory, GatheredAndBuffersStayWithinTheirBudget) {
+TEST(Memory, GatheredAndBuffersStayWithinTheirBudget) {  // behaviours 130
   for (int size : {2, 3}) {
     run_on_ranks(size, [](const RankContext& rank) {
       Twins twins(rank, net_of<Blocks>());
@@ -204,7 +204,7 @@ TEST(Memory, FrozenNetHoldsAtMostTwoGroups) {
 }
 
 // Evaluation only, as a server or a validation loop does it, with a second model beside the first.
-TEST(Memory, FlatOverForwardsWithoutGrad) {
+TEST(Memory, FlatOverForwardsWithoutGrad) {  // R19
   run_on_ranks(2, [](const RankContext& rank) {
     Twins twins(rank, net_of<Blocks>()), second(rank, net_of<Mlp>());
     const auto block = 2 * shard_bytes(Twins::as<Blocks>(*twins.plain).blocks[0]->parameters(), 2);
@@ -227,7 +227,7 @@ TEST(Memory, FlatOverForwardsWithoutGrad) {
   });
 }
 
-TEST(Memory, TrainEvaluateTrainGivesTheLossOfTrainTrain) {
+TEST(Memory, TrainEvaluateTrainGivesTheLossOfTrainTrain) {  // R19
   run_on_ranks(2, [](const RankContext& rank) {
     std::vector<double> losses;
     for (bool evaluate : {false, true}) {

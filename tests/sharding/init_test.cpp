@@ -55,7 +55,7 @@ TEST(Init, ParametersWithAnyNumberOfDims) {
   });
 }
 
-TEST(Init, OneGroupHoldsSeveralDtypes) {
+TEST(Init, OneGroupHoldsSeveralDtypes) {  // behaviours 103: two trainable dtypes are accepted
   on_two_and_three([](const RankContext& rank) {
     struct Net : torch::nn::Module {
       at::Tensor a = register_parameter("a", torch::ones({5, 2}));
@@ -73,7 +73,7 @@ TEST(Init, OneGroupHoldsSeveralDtypes) {
   });
 }
 
-TEST(Init, ModuleListIsOneGroup) {
+TEST(Init, ModuleListIsOneGroup) {  // behaviours 107: accepted
   on_two_and_three([](const RankContext& rank) {
     Twins twins(rank, net_of<Gpt>(), {.shard = false});
     fully_shard(*Twins::as<Gpt>(*twins.sharded).blocks, {.mesh = rank.mesh});
@@ -86,7 +86,7 @@ TEST(Init, ModuleListIsOneGroup) {
   });
 }
 
-TEST(Init, ModuleWithoutParametersIsARoot) {
+TEST(Init, ModuleWithoutParametersIsARoot) {  // behaviours 93
   run_on_ranks(2, [](const RankContext& rank) {
     Twins twins(rank, net_of<Mlp>(), {.shard = false});
     auto& layers = *Twins::as<Mlp>(*twins.sharded).layers;
@@ -121,7 +121,7 @@ std::string refusal(const RankContext& rank, torch::nn::Module& module) {
   return error_of<Error>([&] { fully_shard(module, {.mesh = rank.mesh}); });
 }
 
-TEST(InitErrors, ZeroDimParameter) {
+TEST(InitErrors, ZeroDimParameter) {  // behaviours 88
   run_on_ranks(2, [](const RankContext& rank) {
     torch::nn::Module net;
     net.register_parameter("scale", torch::ones({}));
@@ -133,7 +133,7 @@ TEST(InitErrors, ZeroDimParameter) {
   });
 }
 
-TEST(InitErrors, NonContiguousParameter) {
+TEST(InitErrors, NonContiguousParameter) {  // behaviours 89
   run_on_ranks(2, [](const RankContext& rank) {
     torch::nn::Module net;
     net.register_parameter("kernel", torch::ones({4, 3, 2, 2}).contiguous(at::MemoryFormat::ChannelsLast));
@@ -141,7 +141,7 @@ TEST(InitErrors, NonContiguousParameter) {
   });
 }
 
-TEST(InitErrors, SameModuleTwice) {
+TEST(InitErrors, SameModuleTwice) {  // behaviours 106
   run_on_ranks(2, [](const RankContext& rank) {
     torch::nn::Linear net(4, 4);
     fill_parameters(*net, 1);
@@ -211,7 +211,7 @@ TEST(InitErrors, MeshOfThreeDims) {
   });
 }
 
-TEST(InitErrors, MemberReplacedBeforeWrapping) {
+TEST(InitErrors, MemberReplacedBeforeWrapping) {  // R12
   run_on_ranks(2, [](const RankContext& rank) {
     auto net = net_of<Mlp>()();
     auto& layers = *Twins::as<Mlp>(*net).layers;

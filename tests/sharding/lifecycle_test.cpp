@@ -60,7 +60,7 @@ TEST(Lifecycle, ModelsAreDroppedAndBuiltAgain) {
   });
 }
 
-TEST(Lifecycle, DroppedTemporariesNeverCountAsWrapped) {
+TEST(Lifecycle, DroppedTemporariesNeverCountAsWrapped) {  // behaviours 29, R02
   run_on_ranks(2, [](const RankContext& rank) {
     Blocks net;
     for (auto& block : net.blocks) {
@@ -135,6 +135,7 @@ TEST(Lifecycle, UnshardAndReshardByHand) {
     EXPECT_EQ(twins.stats().num_all_gathers, before.num_all_gathers + 1);
     EXPECT_GT(twins.stats().gathered.current, 0);
     EXPECT_SAME_PARAMETERS(twins, 0);
+    EXPECT_LE(difference(twins.p[0].relu(), twins.q[0].relu()), 0) << "read from what is gathered";  // behaviours 61
     unit.reshard();
     unit.reshard();
     EXPECT_EQ(twins.stats().gathered.current, 0);

@@ -1,18 +1,25 @@
 // MixedPrecisionPolicy: who computes in which dtype, and what stays in fp32.
 #include <sstream>
 
+#include "support/counting_backend.h"
 #include "support/parity.h"
+#include "support/ranges.h"
 
 namespace fsdp::testing {
 namespace {
 
 constexpr MixedPrecisionPolicy kMixed{.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
 
-// What mixed precision means, by hand: fp32 parameters, a bf16 copy that computes, fp32 sums of its gradients.
+// What mixed precision means, by hand: fp32 parameters, a low-precision copy that computes, sums of its gradients.
 class Reference {
  public:
-  Reference(const NetFactory& make, const RankContext& rank) : rank_(rank), master_(make()), compute_(make()) {
-    compute_->to(at::kBFloat16);
+  Reference(const NetFactory& make, const RankContext& rank, const MixedPrecisionPolicy& policy = kMixed)
+      : rank_(rank),
+        master_(make()),
+        compute_(make()),
+        dtype_(policy.param_dtype.value_or(at::kFloat)),
+        reduce_dtype_(policy.reduce_dtype.value_or(dtype_)) {
+    compute_->to(dtype_);
   }
   at::Tensor backward(const at::Tensor& x) {
     const auto masters = master_->parameters();
@@ -21,14 +28,13 @@ class Reference {
       const torch::NoGradGuard no_grad;
       for (size_t i = 0; i < masters.size(); ++i) copies[i].copy_(masters[i]);
     }
-    auto loss = compute_->loss(x.is_floating_point() ? x.to(at::kBFloat16) : x);
+    auto loss = compute_->loss(x.is_floating_point() ? x.to(dtype_) : x);
     loss.backward();
     for (size_t i = 0; i < masters.size(); ++i) {
       if (!copies[i].grad().defined()) continue;
-      std::vector<at::Tensor> sum{copies[i].grad().to(at::kFloat)};
-      rank_.group->allreduce(sum)->wait();
+      const auto mean = mean_of_all(copies[i].grad().to(reduce_dtype_, false, /*copy=*/true)).to(at::kFloat);
       auto& grad = masters[i].mutable_grad();
-      grad = grad.defined() ? grad + sum[0] / rank_.size() : sum[0] / rank_.size();
+      grad = grad.defined() ? grad + mean : mean;
       copies[i].mutable_grad().reset();
     }
     return loss;
@@ -36,8 +42,15 @@ class Reference {
   [[nodiscard]] std::vector<at::Tensor> parameters() const { return master_->parameters(); }
 
  private:
+  [[nodiscard]] at::Tensor mean_of_all(const at::Tensor& grad) const {
+    const bool divides_first = reduce_dtype_ == at::kHalf;  // the sum may be beyond fp16
+    std::vector<at::Tensor> sum{divides_first ? grad / rank_.size() : grad};
+    rank_.group->allreduce(sum)->wait();
+    return divides_first ? sum[0] : sum[0] / rank_.size();
+  }
   RankContext rank_;
   std::shared_ptr<TestNet> master_, compute_;
+  at::ScalarType dtype_, reduce_dtype_;
 };
 
 TEST(MixedPrecision, TrainsAsAMasterCopyDoes) {  // behaviours 69
@@ -62,6 +75,63 @@ TEST(MixedPrecision, TrainsAsAMasterCopyDoes) {  // behaviours 69
       for (const auto& parameter : twins.q) EXPECT_EQ(parameter.scalar_type(), at::kFloat);
     });
   }
+}
+
+struct DtypeCase {
+  MixedPrecisionPolicy policy;
+  at::ScalarType reduced;
+};
+
+TEST(MixedPrecision, ReducesInTheDtypeAskedFor) {  // behaviours 69, 71, 72
+  const std::vector<DtypeCase> cases{{{.param_dtype = at::kBFloat16}, at::kBFloat16},
+                                     {{.param_dtype = at::kHalf}, at::kHalf},
+                                     {{.reduce_dtype = at::kBFloat16}, at::kBFloat16},
+                                     {{.reduce_dtype = at::kHalf}, at::kHalf}};
+  for (const auto& test : cases) {
+    for (const bool reshard : {true, false}) {
+      run_on_ranks(2, [&](const RankContext& rank) {
+        Twins twins(on_counting_group(rank), net_of<Mlp>(), {.shard = false});
+        shard_units(*twins.sharded,
+                    {.mesh = twins.rank.mesh, .reshard_after_forward = reshard, .mp_policy = test.policy});
+        Reference reference(net_of<Mlp>(), rank, test.policy);
+        torch::optim::Adam own(twins.q, 1e-2), plain(reference.parameters(), 1e-2);
+        for (int step = 0; step < 10; ++step) {
+          const auto loss = twins.sharded->loss(twins.part);
+          loss.backward();
+          EXPECT_NEAR(loss.item<float>(), reference.backward(twins.part).item<float>(), 1e-3) << "step " << step;
+          EXPECT_LE(own_difference(grads(reference.parameters()), grads(twins.q)), 1e-3) << "step " << step;
+          EXPECT_TRUE(whole(twins.q[0].grad()).isfinite().all().item<bool>());
+          own.step();
+          plain.step();
+          own.zero_grad();
+          plain.zero_grad();
+          twins.next_batch();
+        }
+        EXPECT_EQ(counts_of(twins.rank.group).reduce_dtypes(), std::set<at::ScalarType>{test.reduced});
+      });
+    }
+  }
+}
+
+// A policy that names the dtype that is there already asks for nothing.
+TEST(MixedPrecision, OfTheParametersOwnDtypeCastsNothing) {  // behaviours 80
+  const Ranges ranges;
+  on_two_and_three([](const RankContext& rank) {
+    std::vector<std::vector<at::Tensor>> results;
+    std::vector<size_t> num_casts;
+    for (const auto& policy : {MixedPrecisionPolicy{}, MixedPrecisionPolicy{at::kFloat, at::kFloat}}) {
+      Twins twins(rank, square_mlp(), {.dtype = at::kDouble, .shard = false});
+      twins.sharded->to(at::kFloat);
+      shard_units(*twins.sharded, {.mesh = rank.mesh, .mp_policy = policy});
+      const auto x = twins.part.to(at::kFloat);
+      Ranges::forget_this_thread();
+      twins.sharded->loss(x).backward();
+      num_casts.push_back(Ranges::of_this_thread("aten::_to_copy").size());
+      results.push_back(grads(twins.q));
+    }
+    EXPECT_EQ(num_casts[0], num_casts[1]);
+    EXPECT_LE(difference(results[0], results[1]), 0);
+  });
 }
 
 TEST(MixedPrecision, GathersHalfTheBytes) {

@@ -56,6 +56,8 @@ TEST(Prefetch, ListsTwoAheadTrainAlike) {  // behaviours 14
     }
     expect_same_training(twins, {.num_steps = 4});
     EXPECT_EQ(twins.stats().gathered.current, 0) << "nothing stays gathered";
+    const int64_t layer = (8 * 8 + 8) * 4 + 128;                                                // aligned
+    EXPECT_LE(twins.stats().gathered.peak, (2 + 2) * layer) << "two, and what the lists name";  // behaviours 130
   });
 }
 

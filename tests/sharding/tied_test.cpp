@@ -38,12 +38,12 @@ void train_one_step(const RankContext& rank, const std::function<void(Tied&)>& s
   EXPECT_LE(difference(before - 0.2, net.head->weight), kClose);
 }
 
-TEST(Tied, InOneGroup) {
+TEST(Tied, InOneGroup) {  // R02
   on_two_and_three(
       [](const RankContext& rank) { train_one_step(rank, [&](Tied& net) { fully_shard(net, {.mesh = rank.mesh}); }); });
 }
 
-TEST(Tied, AcrossGroupsTheFirstClaimerOwnsIt) {
+TEST(Tied, AcrossGroupsTheFirstClaimerOwnsIt) {  // behaviours 28, R02: trains instead of raising
   on_two_and_three([](const RankContext& rank) {
     train_one_step(rank, [&](Tied& net) {
       fully_shard(net.table, {.mesh = rank.mesh});
