@@ -2,8 +2,6 @@
 
 #include <ATen/ATen.h>
 
-#include "dtensor/shard_state.h"
-
 namespace fsdp::attention {
 namespace {
 
@@ -42,8 +40,6 @@ at::Tensor whole_attention(const at::Tensor& q, const at::Tensor& k, const at::T
     return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(
         with_dense_rows(q), with_dense_rows(k), with_dense_rows(v), dropout_p, is_causal, {}, scale));
   }
-  // Whoever takes over scaled_dot_product_attention to come here does so on this key: not again.
-  const c10::impl::ExcludeDispatchKeyGuard exclude(dtensor::kWrapperKey);
   return at::scaled_dot_product_attention(q, k, v, {}, dropout_p, is_causal, scale, q.size(1) != k.size(1));
 }
 
