@@ -144,6 +144,36 @@ TEST(LoadStateDict, SavedOnFourRanksLoadedOnOthers) {
   }
 }
 
+// Tiny parameters are whole on every rank, at any number of ranks.
+TEST(LoadStateDict, WithReplicateBelowAtAnotherWorldSize) {
+  const auto wrapped = [](const RankContext& rank) {
+    Twins twins(rank, net_of<Mlp>(), {.shard = false});
+    shard_units(*twins.sharded, {.mesh = rank.mesh, .replicate_below = 14});
+    EXPECT_EQ(DTensor(twins.q[1]).to_local().numel(), 13) << "a bias, whole";
+    return twins;
+  };
+  const auto source = other_net(net_of<Mlp>());
+  StateDict saved;
+  run_on_ranks(4, [&](const RankContext& rank) {
+    auto twins = wrapped(rank);
+    load_state_dict(*twins.sharded, state_dict(*source));
+    auto full = full_state_dict(*twins.sharded);
+    if (rank.rank() == 0) saved = full;
+  });
+  for (const int size : {1, 2, 3}) {
+    for (const bool from_rank0 : {false, true}) {
+      run_on_ranks(size, [&](const RankContext& rank) {
+        auto twins = wrapped(rank);
+        load_state_dict(*twins.sharded, from_rank0 && rank.rank() != 0 ? StateDict() : saved,
+                        {.broadcast_from_rank0 = from_rank0});
+        expect_loaded(*source, twins);
+        load_state_dict(*twins.plain, state_dict(*source));
+        expect_same_training(twins, {.num_steps = 3, .optimizer = all_optimizers()[1].make});
+      });
+    }
+  }
+}
+
 TEST(LoadStateDict, FromRankZeroTakesTheMemoryOfAboutOneTensor) {
   run_on_ranks(4, [](const RankContext& rank) {
     constexpr int64_t kNumParameters = 64, kNumel = 4096, kBytes = kNumel * 4;

@@ -97,7 +97,7 @@ TEST(MetaInit, TiesStayTies) {
   });
 }
 
-TEST(MetaInit, OnTwoMeshDims) {
+TEST(MetaInit, OnTwoMeshDims) {  // behaviours 96
   run_on_ranks(4, [](const RankContext& rank) {
     const auto net = built_on_meta<Mlp>();
     shard_units(*net, mesh_2d(rank, 2, 2, "grid"));
@@ -160,7 +160,7 @@ TEST(MetaInit, ResetParametersGivesTheValuesOfOneProcess) {
   }
 }
 
-TEST(MetaInit, ReadingBeforehandNamesWhatHasNoValues) {
+TEST(MetaInit, ReadingBeforehandNamesWhatHasNoValues) {  // behaviours 97
   for (int size : {1, 2, 3}) {
     run_on_ranks(size, [](const RankContext& rank) {
       const auto net = built_on_meta<Mlp>();
@@ -192,7 +192,7 @@ struct Rotary : torch::nn::Module {
   at::Tensor weight, frequencies, positions;
 };
 
-TEST(MetaInit, BuffersAreRebuiltOrComeFromRankZero) {
+TEST(MetaInit, BuffersAreRebuiltOrComeFromRankZero) {  // R20
   for (const bool everywhere : {false, true}) {
     on_two_and_three([&](const RankContext& rank) {
       const auto net = built_on_meta<Rotary>();
@@ -211,6 +211,19 @@ TEST(MetaInit, BuffersAreRebuiltOrComeFromRankZero) {
       EXPECT_TRUE(net->frequencies.is_same(net->named_buffers()["frequencies"])) << "member and registry are one";
     });
   }
+}
+
+TEST(MetaInit, BuffersOfAFileAndUnderMixedPrecision) {  // R20
+  on_two_and_three([](const RankContext& rank) {
+    const auto net = built_on_meta<Rotary>();
+    fully_shard(net, {.mesh = rank.mesh, .mp_policy = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}});
+    Rotary source;
+    source.frequencies.fill_(0.5);
+    materialize(net, torch::kCPU, [&](torch::nn::Module& module) { load_state_dict(module, state_dict(source)); });
+    EXPECT_LE(difference(torch::full({4}, 0.5), net->frequencies), 0) << "what the file says";
+    EXPECT_EQ(net->frequencies.scalar_type(), at::kFloat);
+    EXPECT_EQ(torch::linear(torch::ones({1, 2}), net->weight).scalar_type(), at::kBFloat16);
+  });
 }
 
 std::string refusal_of_init(const RankContext& rank, const std::function<void(Rotary&)>& init) {

@@ -57,7 +57,7 @@ TEST(StateDicts, ValuesAreLiveShards) {
   }
 }
 
-TEST(StateDicts, AreShardsWhileTheModuleIsGathered) {
+TEST(StateDicts, AreShardsWhileTheModuleIsGathered) {  // behaviours 133
   on_two_and_three([](const RankContext& rank) {
     Twins twins(rank, square_mlp(), {.reshard_after_forward = false});
     twins.both([](TestNet& net, const at::Tensor& x) { net.forward(x); });
@@ -68,6 +68,40 @@ TEST(StateDicts, AreShardsWhileTheModuleIsGathered) {
     if (rank.rank() == 0) {
       expect_same_values(plain_values(*twins.plain), full);
     }
+  });
+}
+
+TEST(StateDicts, RoundTripInPlaceOverManySizes) {  // behaviours 131
+  on_two_and_three([](const RankContext& rank) {
+    for (const int64_t dim : {2, 3, 4, 5}) {
+      for (const bool reshard : {true, false}) {
+        Twins twins(rank, net_of<Mlp>(dim, 4 * dim, dim, dim), {.reshard_after_forward = reshard});
+        (void)twins.sharded->forward(twins.part);
+        const auto weights = state_dict(*twins.sharded);
+        EXPECT_EQ(weights.keys(), state_dict(*twins.plain).keys());
+        std::vector<const void*> memory;
+        for (const auto& parameter : twins.q) memory.push_back(DTensor(parameter).to_local().const_data_ptr());
+        StateDict changed;
+        for (const auto& item : weights) changed.insert(item.key(), item.value().clone() + 1);
+        load_state_dict(*twins.sharded, changed);
+        for (size_t i = 0; i < twins.q.size(); ++i) {
+          EXPECT_EQ(DTensor(twins.q[i]).to_local().const_data_ptr(), memory[i]) << dim << ", parameter " << i;
+          EXPECT_LE(difference(twins.p[i] + 1, twins.q[i]), 0) << dim << ", parameter " << i;
+        }
+      }
+    }
+  });
+}
+
+TEST(StateDicts, UnderMixedPrecisionAreTheMasters) {  // behaviours 138
+  on_two_and_three([](const RankContext& rank) {
+    Twins twins(rank, net_of<Mlp>(), {.shard = false});
+    shard_units(*twins.sharded,
+                {.mesh = rank.mesh, .mp_policy = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}});
+    twins.sharded->loss(twins.part).backward();  // gathered copies in bf16 were there
+    for (const auto& item : state_dict(*twins.sharded)) EXPECT_EQ(item.value().scalar_type(), at::kFloat) << item.key();
+    const auto full = full_state_dict(*twins.sharded);
+    if (rank.rank() == 0) expect_same_values(plain_values(*twins.plain), full);
   });
 }
 
@@ -85,7 +119,7 @@ TEST(StateDicts, TiesKeepBothNames) {
   });
 }
 
-TEST(StateDicts, OnTwoMeshDims) {
+TEST(StateDicts, OnTwoMeshDims) {  // behaviours 134
   run_on_ranks(4, [](const RankContext& rank) {
     RankContext grid = rank;
     grid.mesh = mesh_2d(rank, 2, 2, "grid");
@@ -98,6 +132,10 @@ TEST(StateDicts, OnTwoMeshDims) {
     if (rank.rank() == 0) {
       expect_same_values(plain_values(*twins.plain), full);
     }
+    StateDict doubled;
+    for (const auto& item : weights) doubled.insert(item.key(), item.value() * 2);
+    load_state_dict(*twins.sharded, doubled);
+    for (size_t i = 0; i < twins.q.size(); ++i) EXPECT_LE(difference(twins.p[i] * 2, twins.q[i]), 0);
     // Loading from rank 0 alone reaches the replicas too.
     auto source = net_of<ConvNet>()();
     fill_parameters(*source, 77);
