@@ -6,7 +6,7 @@
 #include <cmath>
 #include <map>
 
-#include "train/reduce_numbers.h"
+#include "mesh/reduce_numbers.h"
 
 namespace fsdp {
 namespace {
@@ -122,8 +122,7 @@ void GradScaler::agree(Progress& progress, const torch::optim::Optimizer& optimi
   std::vector<double> largest{progress.found_inf ? 1.0 : 0.0, progress.has_gradients ? 1.0 : 0.0, state_.scale,
                               -state_.scale};
   for (const auto& mesh : meshes_of(optimizer)) {
-    largest = train::reduce_numbers(largest, mesh, "agree whether all gradients are finite (GradScaler)",
-                                    c10d::ReduceOp::MAX);
+    largest = reduce_numbers(largest, mesh, "agree whether all gradients are finite (GradScaler)", c10d::ReduceOp::MAX);
   }
   progress.found_inf = largest[0] > 0.0;
   progress.has_gradients = largest[1] > 0.0;

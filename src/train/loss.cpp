@@ -1,6 +1,6 @@
 #include <fsdp/loss.h>
 
-#include "train/reduce_numbers.h"
+#include "mesh/reduce_numbers.h"
 
 namespace fsdp {
 namespace {
@@ -9,8 +9,8 @@ namespace {
 double token_weight_or_error(int64_t num_tokens, std::string fault, const DeviceMesh& mesh) {
   if (fault.empty() && num_tokens < 0) fault = c10::str("num_tokens is ", num_tokens, ", which is negative");
   const double faults = fault.empty() ? 0.0 : 1.0;
-  const auto sums = train::reduce_numbers({static_cast<double>(num_tokens), faults}, mesh,
-                                          "count the tokens of all ranks (mean_over_ranks)", c10d::ReduceOp::SUM);
+  const auto sums = reduce_numbers({static_cast<double>(num_tokens), faults}, mesh,
+                                   "count the tokens of all ranks (mean_over_ranks)", c10d::ReduceOp::SUM);
   TORCH_CHECK_VALUE(fault.empty(), "mean_over_ranks: ", fault);
   TORCH_CHECK_VALUE(sums[1] == 0.0, "mean_over_ranks: ", sums[1], " other ranks gave a wrong loss or number of tokens");
   return sums[0] == 0.0 ? 0.0 : static_cast<double>(mesh.size()) / sums[0];

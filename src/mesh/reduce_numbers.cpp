@@ -1,10 +1,10 @@
-#include "train/reduce_numbers.h"
+#include "mesh/reduce_numbers.h"
 
 #include "comm/collectives.h"
 #include "comm/group_state.h"
 #include "comm/meeting.h"
 
-namespace fsdp::train {
+namespace fsdp {
 
 std::vector<double> reduce_numbers(const std::vector<double>& numbers, const DeviceMesh& mesh,
                                    const std::string& intent, c10d::ReduceOp::RedOpType op) {
@@ -21,4 +21,4 @@ std::vector<double> reduce_numbers(const std::vector<double>& numbers, const Dev
   return {begin, begin + tensor.numel()};
 }
 
-}  // namespace fsdp::train
+}  // namespace fsdp

@@ -6,11 +6,11 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <vector>
 
-namespace fsdp::train {
+namespace fsdp {
 
 // One all-reduce a mesh dim. The ranks meet first, because one of them may have gone another way; `intent` starts with
 // an infinitive: "count the tokens of all ranks". Errors: c10::DistError naming the ranks that did not come.
 [[nodiscard]] std::vector<double> reduce_numbers(const std::vector<double>& numbers, const DeviceMesh& mesh,
                                                  const std::string& intent, c10d::ReduceOp::RedOpType op);
 
-}  // namespace fsdp::train
+}  // namespace fsdp

@@ -1,6 +1,6 @@
 #include <fsdp/join.h>
 
-#include "train/reduce_numbers.h"
+#include "mesh/reduce_numbers.h"
 
 namespace fsdp {
 
@@ -10,8 +10,8 @@ Join::Join(DeviceMesh mesh, const JoinOptions& options) : mesh_(std::move(mesh))
 
 bool Join::next(bool has_data) {
   TORCH_CHECK(!ended_, "Join::next() was called after it returned false; make a new Join for another epoch");
-  const auto sums = train::reduce_numbers({has_data ? 1.0 : 0.0}, mesh_, "count the ranks that have data (Join)",
-                                          c10d::ReduceOp::SUM);
+  const auto sums =
+      reduce_numbers({has_data ? 1.0 : 0.0}, mesh_, "count the ranks that have data (Join)", c10d::ReduceOp::SUM);
   num_ranks_with_data_ = static_cast<int64_t>(sums[0]);
   ended_ = num_ranks_with_data_ == 0;
   const bool is_uneven = !ended_ && num_ranks_with_data_ < mesh_.size();
