@@ -6,12 +6,11 @@
 // Needed for output_dtype only: casts of activations happen at the ops as well. PyTorch: what fully_shard's hooks do
 // around forward (MixedPrecisionPolicy.cast_forward_inputs, output_dtype).
 #include <fsdp/policies.h>
+#include <fsdp/tensor_tree.h>
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
-#include <tuple>
 #include <utility>
-#include <vector>
 
 namespace fsdp {
 
@@ -20,37 +19,18 @@ namespace fsdp {
 
 namespace detail {
 
-inline at::Tensor cast_floating(const at::Tensor& tensor, const std::optional<at::ScalarType>& dtype) {
-  return dtype && tensor.defined() && tensor.is_floating_point() ? tensor.to(*dtype) : tensor;
-}
-template <class... Values>
-std::tuple<Values...> cast_floating(std::tuple<Values...> values, const std::optional<at::ScalarType>& dtype);
-template <class First, class Second>
-std::pair<First, Second> cast_floating(std::pair<First, Second> values, const std::optional<at::ScalarType>& dtype);
+// A copy whose floating tensors have `dtype`.
 template <class Value>
-std::vector<Value> cast_floating(std::vector<Value> values, const std::optional<at::ScalarType>& dtype);
-template <class Value>
-Value cast_floating(Value value, const std::optional<at::ScalarType>& /*dtype*/) {
-  return value;  // not a tensor: as it is
-}
-
-template <class... Values>
-std::tuple<Values...> cast_floating(std::tuple<Values...> values, const std::optional<at::ScalarType>& dtype) {
-  return std::apply([&](auto&... items) { return std::tuple<Values...>(cast_floating(items, dtype)...); }, values);
-}
-template <class First, class Second>
-std::pair<First, Second> cast_floating(std::pair<First, Second> values, const std::optional<at::ScalarType>& dtype) {
-  return {cast_floating(values.first, dtype), cast_floating(values.second, dtype)};
-}
-template <class Value>
-std::vector<Value> cast_floating(std::vector<Value> values, const std::optional<at::ScalarType>& dtype) {
-  for (auto& value : values) value = cast_floating(value, dtype);
-  return values;
+Value cast_floating(Value value, const std::optional<at::ScalarType>& dtype) {
+  for_each_tensor(value, [&dtype](at::Tensor& tensor) {
+    if (dtype && tensor.defined() && tensor.is_floating_point()) tensor = tensor.to(*dtype);
+  });
+  return value;
 }
 
 }  // namespace detail
 
-// module.forward(args...). Tensors in arguments and result, also within tuples, pairs and vectors, are cast when they
+// module.forward(args...). Tensors in arguments and result, also within what tensor_tree.h knows, are cast when they
 // are floating; everything else passes as it is.
 template <class M, class... Args>
 auto call(M& module, Args&&... args) requires std::is_base_of_v<torch::nn::Module, M> {

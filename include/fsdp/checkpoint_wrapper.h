@@ -21,30 +21,16 @@
 
 namespace fsdp {
 
-// What all wrappers share: parameters, buffers and children are those of the wrapped module, under the same names, so
-// that state dicts and files fit with and without wrapper. They are taken over when the wrapper is made; what the
-// wrapped module registers later is not seen.
-class CheckpointWrapperBase : public torch::nn::Module, public ModuleWrapper {
+// What checkpointing wrappers of every type share.
+class CheckpointWrapperBase : public WrapperModule {
  public:
   [[nodiscard]] const CheckpointOptions& options() const { return options_; }
-  [[nodiscard]] torch::nn::Module& wrapped_module() const override { return *module_; }
-
-  // These reach the wrapped module, which may have its own ways.
-  void train(bool on = true) override;
-  void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;
-  void to(torch::Dtype dtype, bool non_blocking = false) override;
-  void to(torch::Device device, bool non_blocking = false) override;
-  void zero_grad(bool set_to_none = true) override;
-  void save(torch::serialize::OutputArchive& archive) const override;
-  void load(torch::serialize::InputArchive& archive) override;
-  [[nodiscard]] bool is_serializable() const override;
-  void pretty_print(std::ostream& stream) const override;  // "CheckpointWrapper of torch::nn::Linear(...)"
 
  protected:
-  CheckpointWrapperBase(std::shared_ptr<torch::nn::Module> module, const CheckpointOptions& options);
+  CheckpointWrapperBase(std::shared_ptr<torch::nn::Module> module, const CheckpointOptions& options)
+      : WrapperModule("CheckpointWrapper", std::move(module)), options_(options) {}
 
  private:
-  std::shared_ptr<torch::nn::Module> module_;
   CheckpointOptions options_;
 };
 
