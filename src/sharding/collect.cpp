@@ -5,7 +5,6 @@
 
 #include <set>
 
-#include "sharding/data_parallel_mesh.h"
 #include "sharding/wrap_checks.h"
 
 namespace fsdp::sharding {
@@ -89,12 +88,29 @@ std::set<const c10::TensorImpl*> precise_parameters(const torch::nn::Module& roo
   return precise;
 }
 
+bool can_flatten(const DeviceMesh& mesh) {
+  try {
+    return mesh.flatten().defined();
+  } catch (const c10::Error&) {
+    return false;
+  }
+}
+
+// All ranks of `mesh` in one dim.
+DeviceMesh replicas_of(const DeviceMesh& mesh) {
+  TORCH_CHECK_NOT_IMPLEMENTED(mesh.ndim() == 1 || can_flatten(mesh),
+                              "replicate_below on a mesh of several dims needs one made by init_device_mesh, not from "
+                              "groups: there is no group over all its ranks");
+  return mesh.ndim() == 1 ? mesh : mesh.flatten();
+}
+
 // `replicas`: made when the first tiny parameter asks for it.
 void place(NamedParameter& parameter, const FullyShardOptions& options, DeviceMesh& replicas) {
   parameter.mesh = options.mesh;
   if (parameter.tensor.numel() < options.replicate_below) {
     if (!replicas.defined()) replicas = replicas_of(options.mesh);
     parameter.mesh = replicas;
+    parameter.is_whole = true;
     return;
   }
   if (!options.shard_placement_fn) return;

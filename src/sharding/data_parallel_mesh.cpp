@@ -48,12 +48,11 @@ at::Tensor ranks_of(const DeviceMesh& mesh, const Names& all, const DataParallel
   return part.mesh().permute(order).reshape({joined(mesh, dims.replicate).size(), -1}).contiguous();
 }
 
-bool can_flatten(const DeviceMesh& mesh) {
-  try {
-    return mesh.flatten().defined();
-  } catch (const c10::Error&) {
-    return false;
-  }
+// Whole copies: shards of one rank.
+DeviceMesh replicas_only(const DeviceMesh& mesh) {
+  const auto group = mesh.get_group();
+  return DeviceMesh::from_group({group, comm::neighbours_of(group, 1)}, mesh.device_type(),
+                                mesh.mesh().view({mesh.size(), 1}), {"replicate", "shard"});
 }
 
 }  // namespace
@@ -62,21 +61,11 @@ DeviceMesh data_parallel_mesh(const DeviceMesh& mesh, const DataParallelMeshDims
   if (dims.empty()) return mesh;
   const auto all = check_names(mesh, dims);
   if (dims.replicate.empty()) return joined(mesh, dims.shard);
-  if (dims.shard.empty()) return replicas_of(joined(mesh, dims.replicate));
+  if (dims.shard.empty()) return replicas_only(joined(mesh, dims.replicate));
   const auto replicate = joined(mesh, dims.replicate);
   const auto shard = joined(mesh, dims.shard);
   return DeviceMesh::from_group({replicate.get_group(), shard.get_group()}, mesh.device_type(),
                                 ranks_of(mesh, all, dims), {"replicate", "shard"});
-}
-
-DeviceMesh replicas_of(const DeviceMesh& mesh) {
-  TORCH_CHECK_NOT_IMPLEMENTED(mesh.ndim() == 1 || can_flatten(mesh),
-                              "whole replicas (replicate_below) on a mesh of several dims need one made by "
-                              "init_device_mesh, not from groups: there is no group over all its ranks");
-  const auto flat = mesh.ndim() == 1 ? mesh : mesh.flatten();
-  const auto group = flat.get_group(0);
-  return DeviceMesh::from_group({group, comm::neighbours_of(group, 1)}, mesh.device_type(),
-                                flat.mesh().view({flat.size(), 1}), {"replicate", "shard"});
 }
 
 }  // namespace fsdp::sharding

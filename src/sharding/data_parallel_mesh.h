@@ -9,7 +9,4 @@ namespace fsdp::sharding {
 // c10::ValueError for dims without mesh or names that the mesh does not have or that come twice.
 [[nodiscard]] DeviceMesh data_parallel_mesh(const DeviceMesh& mesh, const DataParallelMeshDims& dims);
 
-// The ranks of `mesh` as whole replicas: 2-D (replicate, shard) with shards of one rank.
-[[nodiscard]] DeviceMesh replicas_of(const DeviceMesh& mesh);
-
 }  // namespace fsdp::sharding

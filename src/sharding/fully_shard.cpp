@@ -10,6 +10,7 @@
 #include "sharding/data_parallel_mesh.h"
 #include "sharding/module_tree.h"
 #include "sharding/runtime.h"
+#include "sharding/wrap.h"
 #include "sharding/wrap_checks.h"
 
 namespace fsdp {
@@ -79,11 +80,10 @@ std::shared_ptr<ModuleState> make_state(const std::vector<torch::nn::Module*>& m
 }
 
 // A module's parameters belong to the wrapped module that claimed them first: below one nothing is left to wrap.
-void check_bottom_up(const torch::nn::Module& module) {
+void check_bottom_up(const torch::nn::Module& module, const std::string& title) {
   for (const auto& runtime : sharding::runtimes_below(module))
     for (const auto& other : runtime->modules())
-      TORCH_CHECK_VALUE(!other->below.contains(&module), "fully_shard(", sharding::type_name(module),
-                        "): the module around it, ", other->type_name,
+      TORCH_CHECK_VALUE(!other->below.contains(&module), title, ": the module around it, ", other->type_name,
                         ", was wrapped before and holds its parameters; wrap bottom up, inner modules first");
 }
 
@@ -93,27 +93,28 @@ std::string names_of(const std::vector<torch::nn::Module*>& modules) {
   return c10::Join(", ", names);
 }
 
-// Parameters over the same mesh make one group, in the order in which their meshes come up.
-void make_groups(const std::shared_ptr<ModuleState>& state, const std::vector<NamedParameter>& parameters,
-                 const std::shared_ptr<Runtime>& runtime) {
+// Parameters over the same mesh make one group (whole ones another), in the order in which they come up.
+void make_groups(const char* caller, const std::shared_ptr<ModuleState>& state,
+                 const std::vector<NamedParameter>& parameters, const std::shared_ptr<Runtime>& runtime) {
   std::vector<std::vector<NamedParameter>> by_mesh;
   for (const auto& parameter : parameters) {
-    const auto found = std::find_if(by_mesh.begin(), by_mesh.end(),
-                                    [&](const auto& group) { return group.front().mesh == parameter.mesh; });
+    const auto found = std::find_if(by_mesh.begin(), by_mesh.end(), [&](const auto& group) {
+      return group.front().mesh == parameter.mesh && group.front().is_whole == parameter.is_whole;
+    });
     if (found == by_mesh.end())
       by_mesh.push_back({parameter});
     else
       found->push_back(parameter);
   }
   for (const auto& members : by_mesh) {
-    const auto group = ParamGroup::create(members, members.front().mesh, runtime, state);
+    const auto group = ParamGroup::create(members, runtime, state);
     state->groups.push_back(group);
     for (const auto& parameter : members) {
       shard_gradient(parameter.tensor);
       watch_gradient(parameter.tensor);
     }
     comm::log_line(comm::LogLevel::kInfo,
-                   c10::str("fully_shard(", state->type_name, "): ", group->name(), ", ", group->shard_bytes(),
+                   c10::str(caller, "(", state->type_name, "): ", group->name(), ", ", group->shard_bytes(),
                             " bytes a rank over ", members.front().mesh.size(), " ranks"));
   }
 }
@@ -128,22 +129,25 @@ void rename_parameters(const torch::nn::Module& module) {
   }
 }
 
-FSDPModule wrap(const std::vector<torch::nn::Module*>& modules, const FullyShardOptions& options) {
-  TORCH_CHECK(!c10::InferenceMode::is_enabled(),
-              "fully_shard inside InferenceMode: sharded parameters must track versions; wrap outside of it");
-  TORCH_CHECK_VALUE(!modules.empty(), "fully_shard({}): the list of modules is empty");
+}  // namespace
+
+FSDPModule sharding::wrap_modules(const char* caller, const std::vector<torch::nn::Module*>& modules,
+                                  const FullyShardOptions& options) {
+  TORCH_CHECK(!c10::InferenceMode::is_enabled(), caller,
+              " inside InferenceMode: wrapped parameters must track versions; wrap outside of it");
+  TORCH_CHECK_VALUE(!modules.empty(), caller, "({}): the list of modules is empty");
   const auto name = names_of(modules);
   for (const auto* module : modules) {
-    TORCH_CHECK(!is_fsdp(*module), "fully_shard(", sharding::type_name(*module),
-                "): this module was wrapped before; wrap it once");
-    check_bottom_up(*module);
+    const auto title = c10::str(caller, "(", sharding::type_name(*module), ")");
+    TORCH_CHECK(!is_fsdp(*module), title, ": this module was wrapped before; wrap it once");
+    check_bottom_up(*module, title);
   }
   auto checked = options;
   checked.mesh = sharding::checked_mesh(sharding::data_parallel_mesh(options.mesh, options.dp_mesh_dims));
   checked.reshard_after_forward = sharding::checked_reshard(options.reshard_after_forward, checked.mesh);
   sharding::check_offload(options.offload_policy, checked.mesh);
   const auto parameters = sharding::unclaimed_parameters(modules, checked);
-  sharding::check_same_start(parameters, name, checked);
+  sharding::check_same_start(parameters, c10::str(caller, "(", name, ")"), checked);
   sharding::connect_neighbours(checked.reshard_after_forward, checked.mesh);
   if (options.sync_init) sharding::broadcast_start(parameters, modules, checked.mesh);
 
@@ -151,23 +155,28 @@ FSDPModule wrap(const std::vector<torch::nn::Module*>& modules, const FullyShard
   const auto state = make_state(modules, name, checked);
   runtime->add_module(state);
   link_tree(state, *runtime);
-  make_groups(state, parameters, runtime);
+  make_groups(caller, state, parameters, runtime);
   for (const auto* module : modules) rename_parameters(*module);
   return FSDPModule(state);
 }
 
-}  // namespace
-
-FSDPModule fully_shard(torch::nn::Module& module, const FullyShardOptions& options) { return wrap({&module}, options); }
+FSDPModule fully_shard(torch::nn::Module& module, const FullyShardOptions& options) {
+  return sharding::wrap_modules("fully_shard", {&module}, options);
+}
 
 FSDPModule fully_shard(const std::vector<std::shared_ptr<torch::nn::Module>>& modules,
                        const FullyShardOptions& options) {
+  return sharding::wrap_modules("fully_shard", sharding::pointers_to("fully_shard", modules), options);
+}
+
+std::vector<torch::nn::Module*> sharding::pointers_to(const char* caller,
+                                                      const std::vector<std::shared_ptr<torch::nn::Module>>& modules) {
   std::vector<torch::nn::Module*> pointers;
   for (const auto& module : modules) {
-    TORCH_CHECK_VALUE(module, "fully_shard: the list holds a null module");
+    TORCH_CHECK_VALUE(module, caller, ": the list holds a null module");
     pointers.push_back(module.get());
   }
-  return wrap(pointers, options);
+  return pointers;
 }
 
 bool is_fsdp(const torch::nn::Module& module) { return sharding::module_state_of(module) != nullptr; }

@@ -10,14 +10,18 @@ namespace fsdp::sharding {
 
 using dtensor::PlainScope;
 
-ParamGroup::ParamGroup(const DeviceMesh& mesh, std::shared_ptr<Runtime> runtime,
+ParamGroup::ParamGroup(const DeviceMesh& mesh, bool is_whole, std::shared_ptr<Runtime> runtime,
                        const std::shared_ptr<ModuleState>& module)
-    : mesh_(mesh), runtime_(std::move(runtime)), module_(module), mp_policy_(module->mp_policy) {
-  const int64_t shard_dim = mesh.ndim() - 1;
-  shard_group_ = mesh.get_group(shard_dim);
-  if (shard_dim > 0) replicate_group_ = mesh.get_group(0);
-  num_ranks_ = mesh.size(shard_dim);
-  rank_ = mesh.get_local_rank(shard_dim);
+    : mesh_(mesh),
+      is_whole_(is_whole),
+      shard_group_(mesh.get_group(mesh.ndim() - 1)),
+      runtime_(std::move(runtime)),
+      module_(module),
+      mp_policy_(module->mp_policy) {
+  if (is_whole || mesh.ndim() > 1) replicate_group_ = mesh.get_group(0);
+  if (is_whole) shard_group_ = comm::neighbours_of(shard_group_, 1);
+  num_ranks_ = shard_group_->getSize();
+  rank_ = shard_group_->getRank();
 }
 
 // A gather in flight still writes to its block, which goes back to the pool.
@@ -29,10 +33,11 @@ ParamGroup::~ParamGroup() {
   }
 }
 
-std::shared_ptr<ParamGroup> ParamGroup::create(const std::vector<NamedParameter>& parameters, const DeviceMesh& mesh,
+std::shared_ptr<ParamGroup> ParamGroup::create(const std::vector<NamedParameter>& parameters,
                                                std::shared_ptr<Runtime> runtime,
                                                const std::shared_ptr<ModuleState>& module) {
-  std::shared_ptr<ParamGroup> group(new ParamGroup(mesh, runtime, module));
+  const auto& first = parameters.front();
+  std::shared_ptr<ParamGroup> group(new ParamGroup(first.mesh, first.is_whole, runtime, module));
   runtime->add_group(group);
   group->adopt(parameters);
   return group;
@@ -44,6 +49,7 @@ void ParamGroup::set_runtime(std::shared_ptr<Runtime> runtime, int id) {
 }
 
 Placements ParamGroup::placements_of(size_t index) const {
+  if (is_whole_) return {Replicate{}};
   Placements placements(static_cast<size_t>(mesh_.ndim() - 1), Replicate{});
   placements.emplace_back(Shard{slots_[index].dim});
   return placements;

@@ -28,12 +28,14 @@ struct NamedParameter {
   int64_t dim = 0;               // on which it is cut
   bool keeps_precision = false;  // gathered in its own dtype whatever the policy says
   DeviceMesh mesh = {};
+  bool is_whole = false;  // on every rank of `mesh`, which is 1-D: not cut, only its gradient is reduced
 };
 
 class ParamGroup : public dtensor::Owner, public std::enable_shared_from_this<ParamGroup> {
  public:
-  // Shards `parameters` in place. 1-D mesh: over it; 2-D: over dim 1, replicated over dim 0.
-  static std::shared_ptr<ParamGroup> create(const std::vector<NamedParameter>& parameters, const DeviceMesh& mesh,
+  // Shards `parameters`, of one mesh and all whole or none, in place. 1-D mesh: over it, or whole; 2-D: over dim 1,
+  // replicated over dim 0.
+  static std::shared_ptr<ParamGroup> create(const std::vector<NamedParameter>& parameters,
                                             std::shared_ptr<Runtime> runtime,
                                             const std::shared_ptr<ModuleState>& module);
 
@@ -110,7 +112,8 @@ class ParamGroup : public dtensor::Owner, public std::enable_shared_from_this<Pa
   // The slots of one reduction: places in the lists of reduce().
   using Places = std::vector<size_t>;
 
-  ParamGroup(const DeviceMesh& mesh, std::shared_ptr<Runtime> runtime, const std::shared_ptr<ModuleState>& module);
+  ParamGroup(const DeviceMesh& mesh, bool is_whole, std::shared_ptr<Runtime> runtime,
+             const std::shared_ptr<ModuleState>& module);
   void adopt(const std::vector<NamedParameter>& parameters);
   void adopt_one(size_t index, const NamedParameter& parameter);
   void rebuild_flat();  // after replaced()
@@ -154,8 +157,9 @@ class ParamGroup : public dtensor::Owner, public std::enable_shared_from_this<Pa
   [[nodiscard]] at::Tensor wrap_gradient(int index, at::Tensor local, std::shared_ptr<dtensor::Pending> pending);
 
   DeviceMesh mesh_;
-  ProcessGroup shard_group_;
-  ProcessGroup replicate_group_;  // null on a 1-D mesh
+  bool is_whole_;
+  ProcessGroup shard_group_;      // of this rank alone when parameters are whole
+  ProcessGroup replicate_group_;  // null without replicas
   int64_t num_ranks_;             // of shard_group_
   int64_t rank_;                  // in shard_group_
   std::shared_ptr<Runtime> runtime_;

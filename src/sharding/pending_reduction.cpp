@@ -12,7 +12,20 @@ std::vector<float> ReductionPlan::tail() const {
 
 PendingReduction::PendingReduction(ReductionPlan plan, Block input, const at::Tensor& input_view, at::Tensor output)
     : plan_(std::move(plan)), input_(std::move(input)), output_(std::move(output)) {
-  work_ = comm::reduce_scatter(output_, input_view, plan_.shard_group, plan_.name);
+  if (has_shards()) {
+    work_ = comm::reduce_scatter(output_, input_view, plan_.shard_group, plan_.name);
+    return;
+  }
+  output_.copy_(input_view);
+  input_.reset();
+  start_all_reduce();  // nothing to wait for: it flies while backward goes on
+}
+
+void PendingReduction::start_all_reduce() {
+  for (size_t i = 0; i < plan_.parameters.size(); ++i)
+    if (const auto& partial = plan_.parameters[i].partial; partial.defined()) sum(i).add_(partial.view({-1}));
+  if (plan_.all_reduces && plan_.replicate_group && plan_.replicate_group->getSize() > 1)
+    work_ = std::move(comm::all_reduce({output_}, plan_.replicate_group, plan_.name).front());
 }
 
 void PendingReduction::wait() {
@@ -39,10 +52,11 @@ void PendingReduction::finish() {
     work_.wait();
     work_ = {};
     input_.reset();
-    for (size_t i = 0; i < plan_.parameters.size(); ++i)
-      if (const auto& partial = plan_.parameters[i].partial; partial.defined()) sum(i).add_(partial.view({-1}));
-    if (plan_.all_reduces && plan_.replicate_group && plan_.replicate_group->getSize() > 1)
-      comm::all_reduce({output_}, plan_.replicate_group, plan_.name).front().wait();
+    if (has_shards()) {
+      start_all_reduce();
+      work_.wait();
+      work_ = {};
+    }
     check_tail();
   }
   if (!plan_.all_reduces) return;

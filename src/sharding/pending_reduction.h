@@ -1,5 +1,5 @@
 #pragma once
-// One reduce-scatter in flight, of the gradients of one dtype of a group.
+// One reduction in flight, of the gradients of one dtype of a group.
 #include <functional>
 
 #include "comm/collectives.h"
@@ -52,6 +52,9 @@ class PendingReduction : public dtensor::Pending {
   [[nodiscard]] at::Tensor sum(size_t i) const;
 
  private:
+  // Whether there is more than one shard. Otherwise the sum over the shard group is this rank's own gradient.
+  [[nodiscard]] bool has_shards() const { return plan_.shard_group->getSize() > 1; }
+  void start_all_reduce();
   void finish();
   void check_tail() const;
   [[noreturn]] void fail_unequal_use(const ReducedParameter& parameter) const;

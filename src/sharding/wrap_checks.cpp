@@ -21,8 +21,9 @@ std::string structure_of(const std::vector<NamedParameter>& parameters, const Fu
   for (const auto& parameter : parameters) {
     const auto& tensor = parameter.tensor;
     text << parameter.path << " " << tensor.sizes() << " " << tensor.scalar_type()
-         << (tensor.requires_grad() ? "" : " frozen") << (tensor.is_meta() ? " on meta" : "") << " cut on dim "
-         << parameter.dim << " over " << parameter.mesh.mesh().sizes() << " ranks\n";
+         << (tensor.requires_grad() ? "" : " frozen") << (tensor.is_meta() ? " on meta" : "")
+         << (parameter.is_whole ? " whole" : c10::str(" cut on dim ", parameter.dim)) << " over "
+         << parameter.mesh.mesh().sizes() << " ranks\n";
   }
   return text.str();
 }
@@ -43,7 +44,8 @@ std::string checksum_of(const std::vector<NamedParameter>& parameters) {
   return text.str();
 }
 
-// The first line in which two listings differ.
+}  // namespace
+
 std::string first_difference(const std::string& mine, const std::string& theirs) {
   std::istringstream a(mine);
   std::istringstream b(theirs);
@@ -58,8 +60,6 @@ std::string first_difference(const std::string& mine, const std::string& theirs)
     if (x != y) return c10::str("rank 0 has '", y, "', this rank has '", x, "'");
   }
 }
-
-}  // namespace
 
 DeviceMesh checked_mesh(const DeviceMesh& mesh) {
   if (!mesh.defined()) {
@@ -102,7 +102,7 @@ void check_offload(const std::optional<CPUOffloadPolicy>& policy, const DeviceMe
   TORCH_WARN_ONCE("CPUOffloadPolicy has nothing to do: the mesh is on the CPU, where the shards rest already");
 }
 
-void check_same_start(const std::vector<NamedParameter>& parameters, const std::string& module,
+void check_same_start(const std::vector<NamedParameter>& parameters, const std::string& title,
                       const FullyShardOptions& options) {
   const auto& mesh = options.mesh;
   const bool compare_values = !options.sync_init;
@@ -112,13 +112,13 @@ void check_same_start(const std::vector<NamedParameter>& parameters, const std::
     if (mesh.size(mesh_dim) == 1) continue;
     const auto meeting = comm::meeting_of(mesh.get_group(mesh_dim));
     const auto structural = meeting->compare_with_rank0(
-        "wrap " + module, structure, [&](const std::string& theirs) { return first_difference(structure, theirs); });
-    TORCH_CHECK_VALUE(structural.empty(), "fully_shard(", module, "): the ranks wrap different modules: ", structural);
+        "wrap by " + title, structure, [&](const std::string& theirs) { return first_difference(structure, theirs); });
+    TORCH_CHECK_VALUE(structural.empty(), title, ": the ranks wrap different modules: ", structural);
     if (!compare_values) continue;
     const auto different = meeting->compare_with_rank0(
-        "values of " + module, checksum, [&](const std::string& theirs) { return first_difference(checksum, theirs); });
+        "values of " + title, checksum, [&](const std::string& theirs) { return first_difference(checksum, theirs); });
     if (different.empty()) continue;
-    TORCH_WARN("fully_shard(", module, "): the ranks start from different values (checksums: ", different,
+    TORCH_WARN(title, ": the ranks start from different values (checksums: ", different,
                "). Seed all ranks alike, load a checkpoint, or pass sync_init = true");
   }
 }

@@ -20,9 +20,12 @@ void connect_neighbours(const ReshardAfterForward& reshard, const DeviceMesh& me
 void check_offload(const std::optional<CPUOffloadPolicy>& policy, const DeviceMesh& mesh);
 
 // All ranks of `mesh` must wrap the same structure; different values only warn. Collective through the store.
-// Errors: c10::ValueError on every rank, naming the first difference.
-void check_same_start(const std::vector<NamedParameter>& parameters, const std::string& module,
+// Errors: c10::ValueError on every rank, naming the first difference. `title`: "fully_shard(Linear)".
+void check_same_start(const std::vector<NamedParameter>& parameters, const std::string& title,
                       const FullyShardOptions& options);
+
+// The first line in which two listings differ, this rank's and rank 0's; "" when they are the same.
+[[nodiscard]] std::string first_difference(const std::string& mine, const std::string& theirs);
 
 // Mesh rank 0's values of parameters and buffers on every rank. Collective.
 void broadcast_start(const std::vector<NamedParameter>& parameters, const std::vector<torch::nn::Module*>& modules,

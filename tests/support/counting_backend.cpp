@@ -27,10 +27,19 @@ CountingBackend::Work CountingBackend::broadcast(std::vector<at::Tensor>& tensor
   return inner_->broadcast(tensors, options);
 }
 
+std::vector<CountingBackend::AllReduce> CountingBackend::all_reduces() const {
+  const std::lock_guard lock(mutex_);
+  return all_reduces_;
+}
+
 CountingBackend::Work CountingBackend::allreduce(std::vector<at::Tensor>& tensors,
                                                  const c10d::AllreduceOptions& options) {
   ++num_all_reduces_;
   note(tensors.front(), options.reduceOp);
+  {
+    const std::lock_guard lock(mutex_);
+    all_reduces_.push_back({tensors.front().numel(), tensors.front().scalar_type()});
+  }
   return inner_->allreduce(tensors, options);
 }
 

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <mutex>
 #include <set>
+#include <vector>
 
 #include "support/parity.h"
 
@@ -19,6 +20,12 @@ class CountingBackend : public c10d::Backend {
   [[nodiscard]] int num_all_gathers() const { return num_all_gathers_; }
   [[nodiscard]] int num_reduce_scatters() const { return num_reduce_scatters_; }
   [[nodiscard]] int num_all_to_alls() const { return num_all_to_alls_; }
+  struct AllReduce {
+    int64_t numel;
+    at::ScalarType dtype;
+    bool operator==(const AllReduce&) const = default;
+  };
+  [[nodiscard]] std::vector<AllReduce> all_reduces() const;  // in the order in which they started
   [[nodiscard]] int num_collectives() const {
     return num_all_reduces_ + num_all_gathers_ + num_reduce_scatters_ + num_all_to_alls_ + num_others_;
   }
@@ -50,6 +57,7 @@ class CountingBackend : public c10d::Backend {
   mutable std::mutex mutex_;
   std::set<c10d::ReduceOp::RedOpType> reduce_ops_;
   std::set<at::ScalarType> reduce_dtypes_;
+  std::vector<AllReduce> all_reduces_;
   std::atomic<int> num_all_reduces_ = 0, num_all_gathers_ = 0, num_reduce_scatters_ = 0, num_all_to_alls_ = 0,
                    num_others_ = 0;
 };
