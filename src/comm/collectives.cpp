@@ -20,6 +20,14 @@ std::string describe_collective(const ProcessGroup& group, const char* kind, con
   return c10::str("rank ", group->getRank(), " of ", group->getSize(), ": ", kind, " of ", what);
 }
 
+[[noreturn]] void fail_collective(const ProcessGroup& group, const char* kind, const std::string& what,
+                                  const std::exception& error) {
+  const auto others = whereabouts(group, c10::str(kind, " of ", what));
+  C10_THROW_ERROR(DistError, c10::str(describe_collective(group, kind, what), " failed: ", reason_of(error),
+                                      ". A peer left or did not come within ", to_seconds(group_timeout(group)), " (",
+                                      others, "): look at the log of the first rank that failed"));
+}
+
 void check_tensor(const at::Tensor& tensor, const ProcessGroup& group, const char* kind, const std::string& what) {
   TORCH_CHECK_VALUE(group.defined(), kind, " of ", what, ": the group is null, this rank is not part of it");
   TORCH_CHECK_VALUE(tensor.defined(), kind, " of ", what, ": the tensor is undefined");
@@ -90,10 +98,7 @@ void PendingCollective::wait() {
   try {
     work_->wait();
   } catch (const std::exception& error) {  // the work stays: whoever waits again must not take the data for good
-    const auto others = whereabouts(group_, c10::str(kind_, " of ", what_));
-    C10_THROW_ERROR(DistError, c10::str(describe_collective(group_, kind_, what_), " failed: ", reason_of(error),
-                                        ". A peer left or did not come within ", to_seconds(group_timeout(group_)),
-                                        " (", others, "): look at the log of the first rank that failed"));
+    fail_collective(group_, kind_, what_, error);
   }
   work_.reset();
 }
@@ -197,6 +202,17 @@ PendingCollective gather_to_rank0(const at::Tensor& output, const at::Tensor& in
   }
   std::vector<at::Tensor> inputs{flat_view(input)};
   return start_collective(input, group, "gather", what, [&] { return group->gather(outputs, inputs); });
+}
+
+void run_collectives(const ProcessGroup& group, const char* kind, const std::string& what,
+                     const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const std::exception& error) {
+    const bool is_misuse = dynamic_cast<const c10::Error*>(&error) && !dynamic_cast<const c10::DistError*>(&error);
+    if (is_misuse) throw;
+    fail_collective(group, kind, what, error);
+  }
 }
 
 }  // namespace fsdp::comm

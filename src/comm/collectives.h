@@ -3,6 +3,7 @@
 // the process on some mismatches) and turns a failure into an error that says who, what and what to do.
 #include <fsdp/process_group.h>
 
+#include <functional>
 #include <optional>
 
 namespace fsdp::comm {
@@ -62,5 +63,10 @@ class PendingCollective {
 // On group rank 0: output [size * n] <- the inputs [n] of all ranks; elsewhere `output` is ignored.
 [[nodiscard]] PendingCollective gather_to_rank0(const at::Tensor& output, const at::Tensor& input,
                                                 const ProcessGroup& group, const std::string& what);
+
+// Runs collectives that LibTorch starts by itself, and waits for them. `body` may raise errors of misuse: they pass;
+// all others become a c10::DistError as above.
+void run_collectives(const ProcessGroup& group, const char* kind, const std::string& what,
+                     const std::function<void()>& body);
 
 }  // namespace fsdp::comm
