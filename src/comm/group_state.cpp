@@ -72,8 +72,9 @@ ProcessGroup neighbours_of(const ProcessGroup& group, int num_ranks) {
   const int block = group->getRank() / num_ranks;
   const auto store =
       c10::make_intrusive<c10d::PrefixStore>(c10::str("fsdp/neighbours/", num_ranks, "/", block), group->getStore());
+  // The group calls every backend "custom" that LibTorch does not know; the backend knows its name.
   known = make_process_group(store, group->getRank() % num_ranks, num_ranks,
-                             {.backend = group->getBackendName(), .timeout = state->timeout});
+                             {.backend = group->getDefaultBackend()->getBackendName(), .timeout = state->timeout});
   return known;
 }
 
