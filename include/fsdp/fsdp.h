@@ -6,6 +6,8 @@
 #include <fsdp/checkpoint_wrapper.h>
 #include <fsdp/context_parallel.h>
 #include <fsdp/device_mesh.h>
+#include <fsdp/distributed_data_parallel.h>
+#include <fsdp/distributed_sampler.h>
 #include <fsdp/dtensor.h>
 #include <fsdp/fsdp_module.h>
 #include <fsdp/fully_shard.h>
@@ -19,9 +21,11 @@
 #include <fsdp/placement.h>
 #include <fsdp/policies.h>
 #include <fsdp/process_group.h>
+#include <fsdp/replicate.h>
 #include <fsdp/ring_attention.h>
 #include <fsdp/saved_tensor_hooks.h>
 #include <fsdp/sequence_layout.h>
 #include <fsdp/state_dict.h>
+#include <fsdp/tensor_tree.h>
 #include <fsdp/ulysses_attention.h>
 #include <fsdp/version.h>

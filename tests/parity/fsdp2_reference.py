@@ -1,4 +1,4 @@
-"""Ten steps of Python FSDP2 for each case of a directory; writes the losses back.
+"""Ten steps of Python FSDP2, or of DDP, for each case of a directory; writes the losses back.
 
     fsdp2_reference.py DIRECTORY WORLD_SIZE CASE...
 
@@ -7,6 +7,7 @@ registers them, and `data.bin`: fp32 inputs (mlp, lora) or int64 tokens (gpt) of
 mean loss over ranks of each step goes to `losses.txt`. A case is named NET[_VARIANT].
 """
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools" / "python"))
 from gpt import GPT  # noqa: E402
@@ -90,6 +92,8 @@ def make_net(net, variant):
 
 
 def wrap(model, variant, world_size):
+    if variant.startswith("ddp"):
+        return DistributedDataParallel(model)
     hsdp = {"mesh": init_device_mesh("cpu", (2, world_size // 2), mesh_dim_names=("replicate", "shard"))}
     flat = {"mesh": init_device_mesh("cpu", (world_size,))}
     options = hsdp if variant == "hsdp" else flat
@@ -98,25 +102,33 @@ def wrap(model, variant, world_size):
     for unit in model.units():
         fully_shard(unit, **options)
     fully_shard(model, **options)
+    return model
+
+
+def syncs_gradients(model, syncs):
+    if isinstance(model, DistributedDataParallel):
+        return contextlib.nullcontext() if syncs else model.no_sync()
+    model.set_requires_gradient_sync(syncs)
+    return contextlib.nullcontext()
 
 
 def train(rank, directory, case, world_size):
     net, _, variant = case.partition("_")
     model = make_net(net, variant)
     load_weights(model, directory)
-    wrap(model, variant, world_size)
+    model = wrap(model, variant, world_size)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-2, weight_decay=0.1)
     losses = []
     for batch in batches(directory, net, world_size):
         optimizer.zero_grad()
         rows = batch[rank * ROWS_PER_RANK : (rank + 1) * ROWS_PER_RANK]
-        parts = rows.chunk(2) if variant == "accumulate" else [rows]
+        parts = rows.chunk(2) if variant.endswith("accumulate") else [rows]
         total = torch.zeros((), dtype=torch.float64)
         for i, part in enumerate(parts):
-            model.set_requires_gradient_sync(i + 1 == len(parts))
-            loss = model(part) / len(parts)
-            loss.backward()
+            with syncs_gradients(model, i + 1 == len(parts)):
+                loss = model(part) / len(parts)
+                loss.backward()
             total += loss.detach().double()
         optimizer.step()
         dist.all_reduce(total)

@@ -1,4 +1,4 @@
-// The losses of Python FSDP2 on the same weights and data.
+// The losses of Python FSDP2, and of DDP, on the same weights and data.
 #include <filesystem>
 #include <fstream>
 
@@ -38,6 +38,7 @@ struct Case {
   MixedPrecisionPolicy mp_policy = {};
   bool replicates = false;
   int64_t num_microbatches = 1;
+  bool is_ddp = false;  // the loss is the mean square of the output
 };
 
 // What both sides train on, one folder a net; gone with the test.
@@ -68,6 +69,21 @@ class TrainingDirectory {
   std::filesystem::path path_ = directory_.file("");
 };
 
+// Each parameter once: parameters() of a C++ module lists a tied one twice.
+std::vector<at::Tensor> trained_parameters(const torch::nn::Module& net) {
+  std::vector<at::Tensor> trained;
+  for (const auto& parameter : net.parameters()) {
+    const bool is_known =
+        std::any_of(trained.begin(), trained.end(), [&](const at::Tensor& other) { return other.is_same(parameter); });
+    if (parameter.requires_grad() && !is_known) trained.push_back(parameter);
+  }
+  return trained;
+}
+
+torch::optim::AdamW optimizer_of(const torch::nn::Module& net) {
+  return torch::optim::AdamW(trained_parameters(net), torch::optim::AdamWOptions(1e-2).weight_decay(0.1));
+}
+
 double train_step(TestNet& net, torch::optim::Optimizer& optimizer, const at::Tensor& rows, const Case& test) {
   optimizer.zero_grad();
   double total = 0;
@@ -89,15 +105,40 @@ std::vector<double> losses_of_sharded(const Case& test, int world_size, const st
     auto net = test.net();
     const auto mesh = test.replicates ? mesh_2d(rank, 2, world_size / 2, "hsdp") : rank.mesh;
     shard_units(*net, {.mesh = mesh, .mp_policy = test.mp_policy});
-    std::vector<at::Tensor> trained;  // each once: parameters() of a C++ module lists a tied one twice
-    for (const auto& parameter : net->parameters()) {
-      const bool is_known = std::any_of(trained.begin(), trained.end(),
-                                        [&](const at::Tensor& other) { return other.is_same(parameter); });
-      if (parameter.requires_grad() && !is_known) trained.push_back(parameter);
-    }
-    torch::optim::AdamW optimizer(trained, torch::optim::AdamWOptions(1e-2).weight_decay(0.1));
+    auto optimizer = optimizer_of(*net);
     for (int step = 0; step < kNumSteps; ++step) {
       const auto total = train_step(*net, optimizer, batches[step].chunk(world_size)[rank.rank()], test);
+      const double mean = mean_over_ranks(torch::tensor(total, at::kDouble), rank.group);
+      if (rank.rank() == 0) losses[step] = mean;
+    }
+  });
+  return losses;
+}
+
+double ddp_step(DistributedDataParallel<TestNet>& ddp, torch::optim::Optimizer& optimizer, const at::Tensor& rows,
+                const Case& test) {
+  optimizer.zero_grad();
+  double total = 0;
+  const auto parts = rows.chunk(test.num_microbatches);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    std::optional<NoSync> scope;
+    if (i + 1 < parts.size()) scope.emplace(ddp->no_sync());
+    const auto loss = ddp->forward(parts[i]).square().mean() / static_cast<double>(parts.size());
+    loss.backward();
+    total += loss.item<double>();
+  }
+  optimizer.step();
+  return total;
+}
+
+std::vector<double> losses_of_ddp(const Case& test, int world_size, const std::vector<at::Tensor>& batches) {
+  std::vector<double> losses(kNumSteps);
+  run_on_ranks(world_size, [&](const RankContext& rank) {
+    auto net = test.net();
+    DistributedDataParallel ddp(net, {.mesh = rank.mesh});
+    auto optimizer = optimizer_of(*net);
+    for (int step = 0; step < kNumSteps; ++step) {
+      const auto total = ddp_step(ddp, optimizer, batches[step].chunk(world_size)[rank.rank()], test);
       const double mean = mean_over_ranks(torch::tensor(total, at::kDouble), rank.group);
       if (rank.rank() == 0) losses[step] = mean;
     }
@@ -125,7 +166,8 @@ void expect_same_losses(int world_size, const std::vector<Case>& cases) {
   ASSERT_NO_FATAL_FAILURE(directory.run_python(world_size, cases));
   for (const auto& test : cases) {
     const auto expected = directory.losses(test.name);
-    const auto actual = losses_of_sharded(test, world_size, batches[test.name]);
+    const auto actual = test.is_ddp ? losses_of_ddp(test, world_size, batches[test.name])
+                                    : losses_of_sharded(test, world_size, batches[test.name]);
     ASSERT_EQ(expected.size(), actual.size()) << test.name;
     for (int step = 0; step < kNumSteps; ++step) {
       EXPECT_NEAR(expected[step], actual[step], test.tolerance) << test.name << ", step " << step;
@@ -134,9 +176,16 @@ void expect_same_losses(int world_size, const std::vector<Case>& cases) {
   }
 }
 
-TEST(PythonFsdp2, HasTheSameLosses) { expect_same_losses(2, {{"mlp", net_of<Mlp>()}, {"gpt", net_of<Gpt>()}}); }
+TEST(Python, HasTheSameLossesWithFsdp2AndDdp) {  // one run of Python, whose start is what takes long
+  expect_same_losses(2, {
+                            {"mlp", net_of<Mlp>()},
+                            {"gpt", net_of<Gpt>()},
+                            {.name = "mlp_ddp", .net = net_of<Mlp>(), .is_ddp = true},
+                            {.name = "mlp_ddpaccumulate", .net = net_of<Mlp>(), .num_microbatches = 2, .is_ddp = true},
+                        });
+}
 
-TEST(PythonFsdp2, HasTheSameLossesUnderItsOptions) {
+TEST(Python, HasTheSameLossesUnderOptionsOfFsdp2) {
   expect_same_losses(4, {
                             // bf16 rounds where the two sides add up in another order
                             {.name = "gpt_mixed",
