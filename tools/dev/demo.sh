@@ -27,7 +27,7 @@ lesson() {
 demo_long() {
   cmd_build fsdp_app 05_ddp 06_long_sequence
   say "three lessons at full size; about 15 minutes on two processors"
-  lesson 05_ddp --steps 100 --full
+  lesson 05_ddp --steps 100 --dim 2048
   local sizes=(--seq-len 65536 --dim 256 --depth 1 --steps 1)
   lesson 06_long_sequence --method ulysses "${sizes[@]}"
   lesson 06_long_sequence --method ring "${sizes[@]}"
