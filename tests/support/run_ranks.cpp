@@ -52,7 +52,9 @@ void run_ranks(int world_size, const RankBody& body, std::chrono::milliseconds t
       try {
         ProcessGroupOptions options;
         options.timeout = timeout;
-        body(make_process_group(store, rank, world_size, options), rank);
+        const auto group = make_process_group(store, rank, world_size, options);
+        group->barrier()->wait();  // a rank whose body ends at once would close connections that others still make
+        body(group, rank);
         run.finish(nullptr);
       } catch (...) {
         run.finish(std::current_exception());
