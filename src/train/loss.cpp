@@ -29,7 +29,7 @@ double token_mean(const at::Tensor& loss_sum, int64_t num_tokens, const DeviceMe
   const auto fault = fault_of(loss_sum);
   const double weight = token_weight_or_error(num_tokens, fault, mesh);
   const double own = loss_sum.detach().item<double>() * weight / static_cast<double>(mesh.size());
-  return train::reduce_numbers({own}, mesh, "add up the loss of all ranks (token_mean)", c10d::ReduceOp::SUM).front();
+  return reduce_numbers({own}, mesh, "add up the loss of all ranks (token_mean)", c10d::ReduceOp::SUM).front();
 }
 
 double token_weight(int64_t num_tokens, const DeviceMesh& mesh) { return token_weight_or_error(num_tokens, "", mesh); }
