@@ -6,9 +6,10 @@
 namespace fsdp::dtensor {
 
 namespace {
-// Whole on every rank, and nobody's: a parameter that is whole has an owner, which sees each use and its gradient.
-bool is_plain_value(const ShardState& state) {
-  return !state.owner && std::all_of(state.placements.begin(), state.placements.end(), is_replicate);
+// Whole on every rank, and no gradient comes back: a parameter that is whole has an owner, which sees each use.
+bool is_plain_value(const at::Tensor& tensor, const ShardState& state) {
+  if (state.owner || (at::GradMode::is_enabled() && tensor.requires_grad())) return false;
+  return std::all_of(state.placements.begin(), state.placements.end(), is_replicate);
 }
 }  // namespace
 
@@ -21,7 +22,7 @@ void Resolver::see(const at::Tensor& tensor) {
       partials_.push_back(state);
       return;
     }
-    if (is_plain_value(*state)) return;
+    if (is_plain_value(tensor, *state)) return;
     owner = state->owner;
     if (owner && mode_ != Mode::kCompute && owner->precision(state->index).is_lowered) owner = nullptr;
     if (owner) note_precision(*owner, state->index);
@@ -65,14 +66,14 @@ Owner* Resolver::lone_owner(const ShardState* state) const {
 at::Tensor Resolver::resolve(const at::Tensor& tensor) const {
   auto* state = state_of(tensor);
   if (!state) return tensor;
-  if (is_plain_value(*state)) return state->local();
+  if (is_plain_value(tensor, *state)) return state->local();
   auto* lone = lone_owner(state);
   return (lone ? lone : state->owner)->gathered(state->index, tensor);
 }
 
 void Resolver::write_back(const at::Tensor& tensor) const {
   if (auto* state = state_of(tensor)) {
-    if (is_plain_value(*state)) return tensor.unsafeGetTensorImpl()->bump_version();
+    if (is_plain_value(tensor, *state)) return tensor.unsafeGetTensorImpl()->bump_version();
     auto* lone = lone_owner(state);
     (lone ? lone : state->owner)->write_back(state->index);
   } else if (auto* storage = gathered_storage_of(tensor)) {

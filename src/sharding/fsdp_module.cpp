@@ -23,15 +23,15 @@ void for_each_module(const std::shared_ptr<ModuleState>& state, bool recurse, co
     if (state->is_ancestor_of(*other)) visit(*other);
 }
 
-// "'weight' over 2 ranks, 'bias' over 2 replicas of one shard"
+// "'weight' over 2 ranks, 'bias' whole on 2 ranks"
 std::string describe_groups(const ModuleState& state) {
   std::vector<std::string> texts;
   for (const auto& group : state.live_groups()) {
     const auto& shape = group->mesh().shape();
-    const auto where = shape.size() == 1   ? c10::str(shape[0], " ranks")
-                       : shape.back() == 1 ? c10::str(shape[0], " replicas of one shard")
-                                           : c10::str(shape[0], " replicas of ", shape[1], " shards");
-    texts.push_back(c10::str("'", group->name(), "' over ", where));
+    const auto where = group->is_whole()   ? c10::str("whole on ", shape[0], " ranks")
+                       : shape.size() == 1 ? c10::str("over ", shape[0], " ranks")
+                                           : c10::str("over ", shape[0], " replicas of ", shape[1], " shards");
+    texts.push_back(c10::str("'", group->name(), "' ", where));
   }
   return c10::Join(", ", texts);
 }

@@ -86,6 +86,7 @@ class ParamGroup : public dtensor::Owner, public std::enable_shared_from_this<Pa
   void set_runtime(std::shared_ptr<Runtime> runtime, int id);
   [[nodiscard]] std::shared_ptr<ModuleState> module() const { return module_.lock(); }
   [[nodiscard]] const DeviceMesh& mesh() const { return mesh_; }
+  [[nodiscard]] bool is_whole() const { return is_whole_; }  // not cut: each rank holds all of it
   [[nodiscard]] int64_t shard_bytes() const { return layout_.shard_bytes; }
   [[nodiscard]] size_t num_parameters() const { return slots_.size(); }
   // "layers.0.weight and 3 more": for messages.

@@ -135,5 +135,19 @@ TEST(Placements, StandaloneParametersAreOptimized) {
   });
 }
 
+// The gradient of a lone tensor is the mean over the ranks, whatever its placement.
+TEST(Placements, StandaloneLeavesGetGradients) {
+  on_two_and_three([](const RankContext& rank) {
+    for (const Placement& placement : {Placement{Shard{0}}, Placement{Replicate{}}}) {
+      auto leaf = distribute_tensor(counting({5, 3}), rank.mesh, {placement}, std::nullopt).tensor();
+      leaf = leaf.detach().set_requires_grad(true);
+      (leaf.tanh().matmul(torch::ones({3, 2})) * (rank.rank() + 1)).sum().backward();
+      auto plain = counting({5, 3}).set_requires_grad(true);
+      (plain.tanh().matmul(torch::ones({3, 2})) * (rank.size() + 1) / 2).sum().backward();
+      EXPECT_LE(difference(plain.grad(), leaf.grad()), kClose) << to_string(placement);
+    }
+  });
+}
+
 }  // namespace
 }  // namespace fsdp::testing

@@ -118,7 +118,7 @@ TEST(ReplicateBelow, SplitsAModuleInTwoGroupsWithoutAllReduceHook) {
     auto module = fully_shard(net, {.mesh = rank.mesh, .replicate_below = 17});
     const auto message = error_of<c10::ValueError>([&] { module.set_all_reduce_hook([](const at::Tensor&) {}); });
     EXPECT_CONTAINS(message, "Linear has 2 parameter groups");
-    EXPECT_CONTAINS(message, "'weight' over 2 ranks, 'bias' over 2 replicas of one shard");
+    EXPECT_CONTAINS(message, "'weight' over 2 ranks, 'bias' whole on 2 ranks");
     EXPECT_CONTAINS(message, "replicate_below");
     module.set_gradient_divide_factor(1);  // of both groups
     net(torch::ones({1, 16})).sum().backward();
