@@ -46,11 +46,11 @@ void add_context_parallel_options(CLI::App& command, train::TrainOptions& option
       .add_option("--context-parallel-degree", options.context_parallel_degree,
                   "ranks that share each sequence; divides the number of ranks")
       ->capture_default_str();
-  static const std::map<std::string, Method> kMethods{{"ulysses", Method::kUlysses}, {"ring", Method::kRing}};
+  static const std::map<std::string, Method> methods{{"ulysses", Method::kUlysses}, {"ring", Method::kRing}};
   command
       .add_option("--context-parallel-method", options.context_parallel_method,
                   "how attention sees the tokens of other ranks: ulysses (by heads) or ring")
-      ->transform(CLI::CheckedTransformer(kMethods, CLI::ignore_case))
+      ->transform(CLI::CheckedTransformer(methods, CLI::ignore_case))
       ->default_str("ulysses")
       ->type_name("METHOD");
 }

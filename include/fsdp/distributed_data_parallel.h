@@ -75,7 +75,6 @@ class DistributedDataParallelBase : public WrapperModule {
 
  protected:
   DistributedDataParallelBase(std::shared_ptr<torch::nn::Module> module, const DistributedDataParallelOptions& options);
-  ~DistributedDataParallelBase() override = default;
 
   void before_forward();
   // `outputs`: the tensors in what forward returned, some of which may be exchanged for what stands for them.

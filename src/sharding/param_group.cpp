@@ -1,6 +1,7 @@
 #include "sharding/param_group.h"
 
 #include "comm/group_state.h"
+#include "comm/log.h"
 #include "comm/meeting.h"
 #include "mesh/sequence_scope.h"
 #include "sharding/runtime.h"
@@ -28,8 +29,8 @@ ParamGroup::ParamGroup(const DeviceMesh& mesh, bool is_whole, std::shared_ptr<Ru
 ParamGroup::~ParamGroup() {
   try {
     drop_gather();
-  } catch (const std::exception&) {
-    // A peer left; whoever waits for a result hears of it.
+  } catch (const std::exception& error) {  // a peer left; whoever waits for a result hears of it too
+    comm::log_line(comm::LogLevel::kInfo, c10::str("a parameter group ends while a gather flies: ", error.what()));
   }
 }
 
