@@ -10,8 +10,7 @@
 //     auto logits = model->forward(tokens, scope.position_ids());                   // [B, S / cp, V]
 //     auto loss = fsdp::mean_over_ranks(cross_entropy_sum(logits, labels), num_valid(labels), mesh);
 //     loss.backward();                                                              // inside the scope
-//   }                                                                               // tokens and labels are whole
-//   again
+//   }                                                                  // tokens and labels are whole again
 //
 // PyTorch: torch.distributed.tensor.experimental.context_parallel, context_parallel_unshard. docs/context_parallel.md.
 #include <fsdp/device_mesh.h>
@@ -76,7 +75,8 @@ class [[nodiscard]] ContextParallel {
 // or requiring grad; a module that holds a torch::nn::MultiheadAttention or Transformer, which do not call
 // scaled_dot_product_attention (by path); a plain parameter that requires grad (by path). Inside the scope: attention
 // with a mask, of another length than this rank's part, or of parameters whose gradient is not averaged over `mesh`.
-// Collective only when attention is called.
+// With buffers collective, a meeting in the store: on
+// every rank c10::ValueError when they differ between the ranks.
 ContextParallel context_parallel(torch::nn::Module& module, const DeviceMesh& mesh,
                                  const std::vector<at::Tensor>& buffers, const std::vector<int64_t>& seq_dims,
                                  const ContextParallelOptions& options = {});

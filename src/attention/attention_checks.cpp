@@ -86,7 +86,7 @@ void agree_on_call(const AttentionInputs& inputs, const SequenceGroup& sequence,
   const auto& [q, k, v] = inputs;
   const bool has_graph = at::GradMode::is_enabled() && (q.requires_grad() || k.requires_grad() || v.requires_grad());
   const bool is_head_tail = settings.split == SequenceSplit::kHeadTail;
-  comm::meet_once_to(
+  comm::meet_on_change_to(
       c10::str("run ", settings.function, " of ", q.size(0), " x ", q.size(1), " heads (", k.size(1), " of keys) x ",
                sequence.shards.length, " tokens x ", q.size(3), " ", q.scalar_type(),
                is_head_tail ? ", head-tail" : ", contiguous", settings.is_causal ? ", causal" : ", not causal",
@@ -96,8 +96,9 @@ void agree_on_call(const AttentionInputs& inputs, const SequenceGroup& sequence,
 }
 
 AttentionInputs autocast_inputs(const AttentionInputs& inputs) {
+  if (!inputs.q.defined() || !inputs.k.defined() || !inputs.v.defined()) return inputs;  // refused afterwards
   const auto device = inputs.q.device().type();
-  if (!at::autocast::is_autocast_enabled(device)) return inputs;
+  if (!at::autocast::is_autocast_available(device) || !at::autocast::is_autocast_enabled(device)) return inputs;
   const auto dtype = at::autocast::get_autocast_dtype(device);
   const auto cast = [&](const at::Tensor& tensor) { return at::autocast::cached_cast(dtype, tensor, device); };
   return {cast(inputs.q), cast(inputs.k), cast(inputs.v)};

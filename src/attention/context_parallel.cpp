@@ -6,6 +6,8 @@
 #include <exception>
 
 #include "attention/takeover.h"
+#include "comm/group_state.h"
+#include "comm/meeting.h"
 
 namespace fsdp {
 
@@ -70,6 +72,22 @@ void check_buffers(const std::vector<at::Tensor>& buffers, const std::vector<int
     const bool is_known = std::any_of(buffers.begin(), buffers.end(), [&](const auto& b) { return b.is_same(kept); });
     TORCH_CHECK_VALUE(is_known, "context_parallel: no_restore_buffers holds a tensor that is none of the buffers");
   }
+}
+
+// Ranks that share a sequence must have drawn the same one. Equal sums are taken for equal values.
+void check_same_sequence(const std::vector<at::Tensor>& buffers, const DeviceMesh& mesh) {
+  if (mesh.size() == 1 || buffers.empty()) return;
+  std::string sums;
+  for (const auto& buffer : buffers)
+    sums += c10::str(buffer.sizes(), " ", buffer.scalar_type(), " ", at::sum(buffer, at::kDouble).item<double>(), "\n");
+  const auto complaint = comm::meeting_of(mesh.get_group())
+                             ->compare_with_rank0("start of context_parallel", sums, [&](const std::string& first) {
+                               return first == sums ? "" : "this rank and the first one hold different buffers";
+                             });
+  TORCH_CHECK_VALUE(complaint.empty(), "context_parallel: ranks that share a sequence must hold the same inputs, but ",
+                    complaint,
+                    ". Hint: draw batches by the place along dp, as in DistributedSampler with the size and ",
+                    "rank of mesh[\"dp\"], and seed random inputs by it");
 }
 
 std::optional<int64_t> length_of(const std::vector<at::Tensor>& buffers, const std::vector<int64_t>& seq_dims,
@@ -149,6 +167,7 @@ ContextParallel context_parallel(torch::nn::Module& module, const DeviceMesh& me
   check_buffers(buffers, seq_dims, options);
   check_modules(module);
   check_plain_parameters(module, mesh, options);
+  check_same_sequence(buffers, mesh);
   auto state = std::make_unique<ContextParallel::State>(mesh, options, length_of(buffers, seq_dims, options));
   for (size_t i = 0; i < buffers.size(); ++i) {
     const auto& kept = options.no_restore_buffers;

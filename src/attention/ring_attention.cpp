@@ -111,12 +111,12 @@ torch::Tensor ring_attention(const torch::Tensor& q, const torch::Tensor& k, con
   TORCH_CHECK_VALUE(options.is_causal || options.split == SequenceSplit::kContiguous, kRing,
                     ": head-tail balances causal attention, but is_causal is false: deal the tokens by kContiguous");
   auto call = c10::make_intrusive<RingCall>();
-  call->sequence = checked_sequence_group({q, k, v}, mesh, settings);
+  const auto inputs = attention::autocast_inputs({q, k, v});
+  call->sequence = checked_sequence_group(inputs, mesh, settings);
   call->is_causal = options.is_causal;
   call->scale = options.scale;
   call->rotation = options.rotation;
   attention::check_attention_with_lse(q, kRing);
-  const auto inputs = attention::autocast_inputs({q, k, v});
   const bool gathers = options.rotation == RingRotation::kAllGather;
   agree_on_call(inputs, call->sequence, settings, gathers ? ", rotated by all-gather" : ", rotated by all-to-all");
   return RingAttentionFunction::apply(inputs.q, inputs.k, inputs.v, call);

@@ -53,13 +53,13 @@ torch::Tensor ulysses_attention(const torch::Tensor& q, const torch::Tensor& k, 
                                 const DeviceMesh& mesh, const UlyssesOptions& options) {
   const attention::AttentionSettings settings{kUlysses,           options.is_causal, options.scale,
                                               options.enable_gqa, options.split,     options.sequence_length};
-  const auto keys = checked_sequence_group({q, k, v}, mesh, settings);
+  const auto inputs = attention::autocast_inputs({q, k, v});
+  const auto keys = checked_sequence_group(inputs, mesh, settings);
   TORCH_CHECK_VALUE(options.dropout_p >= 0 && options.dropout_p <= 1, kUlysses, ": dropout_p is ", options.dropout_p,
                     ", but a probability lies in 0 .. 1");
   const auto attend = [&](const AttentionInputs& whole) {
     return attention::whole_attention(whole.q, whole.k, whole.v, options.is_causal, options.scale, options.dropout_p);
   };
-  const auto inputs = attention::autocast_inputs({q, k, v});
   const auto queries = query_sequence_of(inputs, keys, options);
   if (keys.num_ranks() == 1) return attend(inputs);
 

@@ -4,6 +4,7 @@
 #endif
 #include "comm/gloo_backend.h"
 
+#include <csignal>
 #include <cstdlib>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -65,9 +66,17 @@ c10::intrusive_ptr<c10d::Backend> connect(const BackendContext& context, const c
   options->devices.push_back(choose_device(context.store));
   return c10::make_intrusive<c10d::ProcessGroupGloo>(store, context.rank, context.size, options);
 }
+
+// gloo writes to sockets in a way that raises SIGPIPE when a peer is gone, which by default ends the process before
+// anybody can say so. A program's own handler stays.
+void ignore_broken_pipes() {
+  struct sigaction now {};
+  if (sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) std::ignore = signal(SIGPIPE, SIG_IGN);
+}
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const BackendContext& context) {
+  ignore_broken_pipes();
   auto backend = connect(context, context.store);
   if (!checks_every_collective()) return backend;
   // LibTorch's wrapper compares kinds, shapes and dtypes through a second backend before each collective.

@@ -53,15 +53,15 @@ std::shared_ptr<Meeting> meeting_of(const ProcessGroup& group) {
   return state->meeting;
 }
 
-void meet_once_to(const std::string& intent, const ProcessGroup& group) {
+void meet_on_change_to(const std::string& intent, const ProcessGroup& group) {
   const auto state = state_of(group);
   {
     const std::lock_guard lock(state->mutex);
-    if (state->agreed.contains(intent)) return;
+    if (state->agreed == intent) return;
   }
   meeting_of(group)->meet_to(intent);
   const std::lock_guard lock(state->mutex);
-  state->agreed.insert(intent);
+  state->agreed = intent;
 }
 
 ProcessGroup neighbours_of(const ProcessGroup& group, int num_ranks) {

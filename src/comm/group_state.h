@@ -25,7 +25,7 @@ struct GroupState {
   std::vector<int> global_ranks;  // in the default group, by group rank; empty for a group made outside it
   std::mutex mutex;               // guards what follows
   std::shared_ptr<Meeting> meeting;
-  std::unordered_set<std::string> agreed;  // intents of meet_once_to
+  std::string agreed;  // the last intent of meet_on_change_to
   CollectiveLog log;
   std::map<int, ProcessGroup> neighbours;  // by size
 };
@@ -36,9 +36,10 @@ struct GroupState {
 // The place where the ranks of `group` meet.
 [[nodiscard]] std::shared_ptr<Meeting> meeting_of(const ProcessGroup& group);
 
-// Meeting::meet_to the first time that this rank comes with this intent; later times cost a look-up. For what ranks
-// repeat step after step: shapes and options that disagree are found before a collective mixes them up.
-void meet_once_to(const std::string& intent, const ProcessGroup& group);
+// Meeting::meet_to where this rank comes with another intent than the last time; the same one again costs a look-up.
+// For what ranks repeat: a rank whose shapes or options change while those of the others do not is found before a
+// collective mixes them up (gloo ends the process on messages of different sizes).
+void meet_on_change_to(const std::string& intent, const ProcessGroup& group);
 
 // The ranks of `group` cut into blocks of `num_ranks` consecutive ones; the block of the calling rank. Every rank of
 // the block calls it. `num_ranks` divides the size of `group`.

@@ -210,6 +210,7 @@ void ParamGroup::check_sequence_scope(int index) const {
 // One node for all trainable parameters of the group, shared by all uses until its backward ran or the set changed:
 // hence one reduce-scatter a backward. An alias that requires grad by itself gets a node of its own.
 c10::intrusive_ptr<UnshardNode> ParamGroup::node_for(int index, const at::Tensor& handle) {
+  check_sequence_scope(index);
   const bool is_parameter = slots_[index].parameter.lock().get() == handle.unsafeGetTensorImpl();
   std::vector<int> indices = is_parameter ? trainable() : std::vector<int>{index};
   if (is_parameter) {
@@ -217,7 +218,6 @@ c10::intrusive_ptr<UnshardNode> ParamGroup::node_for(int index, const at::Tensor
     auto* known = static_cast<UnshardNode*>(locked.get());
     if (known && known->indices() == indices) return c10::intrusive_ptr<UnshardNode>::reclaim_copy(known);
   }
-  check_sequence_scope(index);
   torch::autograd::edge_list edges;
   for (const int i : indices) {
     const auto target = is_parameter ? at::Tensor(slots_[i].parameter.lock()) : handle;

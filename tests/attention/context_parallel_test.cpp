@@ -106,6 +106,34 @@ TEST(ContextParallel, RefusesBuffersThatDoNotFit) {
   });
 }
 
+TEST(ContextParallel, RefusesDifferentSequencesOnTheRanks) {
+  run_on_ranks(3, [](const RankContext& rank) {
+    auto module = a_wrapped_module(rank.mesh);
+    const auto tokens = torch::arange(8) + (rank.rank() == 2 ? 1 : 0);
+    EXPECT_CONTAINS(error_of<c10::ValueError>([&] { (void)context_parallel(module, rank.mesh, {tokens}, {0}); }),
+                    "must hold the same inputs");
+    EXPECT_EQ(tokens.size(0), 8);
+  });
+}
+
+// One rank goes on with a length that all know, another changes to one that all know too.
+TEST(ContextParallel, RanksThatChangeToDifferentLengths) {
+  run_on_ranks(
+      2,
+      [](const RankContext& rank) {
+        auto module = a_wrapped_module(rank.mesh);
+        const auto attend = [&](int64_t length) {
+          const auto scope = context_parallel(module, rank.mesh, {}, {}, {.sequence_length = length});
+          const auto x = torch::ones({1, 2, length / 2, 4});
+          (void)at::scaled_dot_product_attention(x, x, x, {}, 0.0, true);
+        };
+        attend(16);
+        attend(8);
+        EXPECT_NE(error_of<c10::DistError>([&] { attend(rank.rank() == 0 ? 8 : 16); }), "");
+      },
+      std::chrono::seconds(4));
+}
+
 TEST(ContextParallel, RefusesModulesThatWouldTrainApart) {
   run_on_ranks(2, [](const RankContext& rank) {
     const auto refusal = [&](torch::nn::Module& module, const ContextParallelOptions& options = {}) {
@@ -131,8 +159,24 @@ TEST(ContextParallel, RefusesParametersShardedOverOtherRanks) {
     const auto scope = context_parallel(net, mesh["cp"], {tokens}, {1});
     EXPECT_CONTAINS(error_of<c10::ValueError>([&] { (void)net->forward(tokens, scope.position_ids()); }),
                     "its gradient is averaged over others");
-    const torch::NoGradGuard no_grad;
-    EXPECT_TRUE(net->forward(tokens, scope.position_ids()).defined()) << "evaluation needs no gradients";
+    {
+      const torch::NoGradGuard no_grad;
+      EXPECT_TRUE(net->forward(tokens, scope.position_ids()).defined()) << "evaluation needs no gradients";
+    }
+  });
+}
+
+// Also where the group was in use before the scope began.
+TEST(ContextParallel, RefusesParametersOfAGroupThatIsInUseAlready) {
+  run_on_ranks(4, [](const RankContext& rank) {
+    const auto mesh = mesh_2d(rank, 2, 2, "grid", {"dp", "cp"});
+    auto net = make_sequence_net();
+    fully_shard(net, {.mesh = mesh["dp"]});
+    const auto decay = net->head->weight.square().sum();
+    auto tokens = torch::zeros({1, 8}, torch::kLong);
+    const auto scope = context_parallel(net, mesh["cp"], {tokens}, {1});
+    EXPECT_CONTAINS(error_of<c10::ValueError>([&] { (void)net->forward(tokens, scope.position_ids()); }),
+                    "its gradient is averaged over others");
   });
 }
 

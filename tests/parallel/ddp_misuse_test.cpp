@@ -77,6 +77,12 @@ TEST(DdpMisuse, ChangesAfterWrapping) {
     ddp->to(torch::kCPU);
     net->bias.requires_grad_(true);
     EXPECT_CONTAINS(error_of([&] { ddp->forward(torch::ones({1, 3})); }), "'bias' did not require grad");
+    net->bias.requires_grad_(false);
+    net->to(torch::kDouble);  // behind its back
+    EXPECT_CONTAINS(error_of([&] {
+                      ddp->forward(torch::ones({1, 3}, torch::kDouble));
+                    }),
+                    "parameter 'weight' was float");
   });
 }
 
