@@ -47,10 +47,10 @@ void UnshardNode::refuse_capture() const {
   if (!exec_info) return;
   for (size_t k = 0; k < next_edges_.size(); ++k) {
     const auto found = exec_info->find(next_edges_[k].function.get());
-    TORCH_CHECK_NOT_IMPLEMENTED(found == exec_info->end() || !found->second.captures_, "autograd::grad of '",
-                                group_->path(indices_[k]), "' while set_requires_gradient_sync(false) holds for ",
-                                group_->name(), ": gradients that ranks keep for themselves cannot be returned. Hint: ",
-                                "call it with gradient sync on");
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        found == exec_info->end() || !found->second.captures_, "autograd::grad of '", group_->path(indices_[k]),
+        "' while set_requires_gradient_sync(false) holds for ", group_->name(),
+        ": gradients that ranks keep for themselves cannot be returned. Hint: ", "call it with gradient sync on");
   }
 }
 
