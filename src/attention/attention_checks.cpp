@@ -6,13 +6,14 @@
 #include "comm/group_state.h"
 
 namespace fsdp::attention {
-namespace {
 
-void check_mesh(const DeviceMesh& mesh, const char* function) {
-  TORCH_CHECK_VALUE(mesh.defined(), function, ": the mesh is undefined");
+void check_sequence_mesh(const DeviceMesh& mesh, const char* function) {
+  TORCH_CHECK_VALUE(mesh.defined(), function, ": the mesh is undefined; a 1-D mesh is needed, such as mesh[\"cp\"]");
   TORCH_CHECK_VALUE(mesh.ndim() == 1, function, ": the mesh has ", mesh.ndim(), " dims (shape ",
                     at::IntArrayRef(mesh.shape()), "), but a sequence is cut along one: pass mesh[\"cp\"]");
 }
+
+namespace {
 
 void check_input(const at::Tensor& tensor, const char* name, const DeviceMesh& mesh, const char* function) {
   TORCH_CHECK_VALUE(tensor.defined(), function, ": ", name, " is undefined");
@@ -68,7 +69,7 @@ SequenceShards checked_shards_of(const AttentionInputs& inputs, int64_t rank, in
 
 SequenceGroup checked_sequence_group(const AttentionInputs& inputs, const DeviceMesh& mesh,
                                      const AttentionSettings& settings) {
-  check_mesh(mesh, settings.function);
+  check_sequence_mesh(mesh, settings.function);
   check_input(inputs.q, "q", mesh, settings.function);
   check_input(inputs.k, "k", mesh, settings.function);
   check_input(inputs.v, "v", mesh, settings.function);

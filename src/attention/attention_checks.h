@@ -33,6 +33,9 @@ struct AttentionInputs {
   [[nodiscard]] int64_t num_keys() const { return k.size(2); }
 };
 
+// `function`: as users write it. Errors: c10::ValueError for all but a 1-D mesh.
+void check_sequence_mesh(const DeviceMesh& mesh, const char* function);
+
 [[nodiscard]] SequenceGroup checked_sequence_group(const AttentionInputs& inputs, const DeviceMesh& mesh,
                                                    const AttentionSettings& settings);
 

@@ -5,6 +5,7 @@
 
 #include <exception>
 
+#include "attention/attention_checks.h"
 #include "attention/takeover.h"
 #include "comm/group_state.h"
 #include "comm/meeting.h"
@@ -20,6 +21,10 @@ namespace {
 void put(at::Tensor& buffer, const at::Tensor& content) {
   buffer.set_data(content);
   buffer.unsafeGetTensorImpl()->bump_version();
+}
+
+bool is_among(const std::vector<at::Tensor>& tensors, const at::Tensor& tensor) {
+  return std::any_of(tensors.begin(), tensors.end(), [&](const auto& other) { return other.is_same(tensor); });
 }
 
 // It computes attention from products of its own, over the tokens of this rank alone. Transformer layers hold one.
@@ -69,8 +74,8 @@ void check_buffers(const std::vector<at::Tensor>& buffers, const std::vector<int
       TORCH_CHECK_VALUE(!buffer.is_same(buffers[j]), "context_parallel: buffers ", j, " and ", i, " are one tensor");
   }
   for (const auto& kept : options.no_restore_buffers) {
-    const bool is_known = std::any_of(buffers.begin(), buffers.end(), [&](const auto& b) { return b.is_same(kept); });
-    TORCH_CHECK_VALUE(is_known, "context_parallel: no_restore_buffers holds a tensor that is none of the buffers");
+    TORCH_CHECK_VALUE(is_among(buffers, kept),
+                      "context_parallel: no_restore_buffers holds a tensor that is none of the buffers");
   }
 }
 
@@ -161,8 +166,7 @@ at::Tensor ContextParallel::unshard(const at::Tensor& local, int64_t seq_dim) co
 ContextParallel context_parallel(torch::nn::Module& module, const DeviceMesh& mesh,
                                  const std::vector<at::Tensor>& buffers, const std::vector<int64_t>& seq_dims,
                                  const ContextParallelOptions& options) {
-  TORCH_CHECK_VALUE(mesh.defined() && mesh.ndim() == 1, "context_parallel: a 1-D mesh is needed, of the ranks that ",
-                    "share a sequence, such as mesh[\"cp\"]");
+  attention::check_sequence_mesh(mesh, "context_parallel");
   TORCH_CHECK_NOT_IMPLEMENTED(!mesh::SequenceScope::active(), "context_parallel inside context_parallel");
   check_buffers(buffers, seq_dims, options);
   check_modules(module);
@@ -170,9 +174,7 @@ ContextParallel context_parallel(torch::nn::Module& module, const DeviceMesh& me
   check_same_sequence(buffers, mesh);
   auto state = std::make_unique<ContextParallel::State>(mesh, options, length_of(buffers, seq_dims, options));
   for (size_t i = 0; i < buffers.size(); ++i) {
-    const auto& kept = options.no_restore_buffers;
-    const bool stays = std::any_of(kept.begin(), kept.end(), [&](const auto& b) { return b.is_same(buffers[i]); });
-    state->split(buffers[i], seq_dims[i], !stays);
+    state->split(buffers[i], seq_dims[i], /*is_restored=*/!is_among(options.no_restore_buffers, buffers[i]));
   }
   state->takeover.emplace(state->scheme);
   return ContextParallel(std::move(state));

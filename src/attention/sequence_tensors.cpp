@@ -1,17 +1,13 @@
 // Cutting tensors along the sequence and putting them together again.
 #include <fsdp/context_parallel.h>
 
+#include "attention/attention_checks.h"
 #include "comm/collectives.h"
 #include "mesh/agreement.h"
 
 namespace fsdp {
 
 namespace {
-
-void check_mesh(const char* function, const DeviceMesh& mesh) {
-  TORCH_CHECK_VALUE(mesh.defined() && mesh.ndim() == 1, function, ": a 1-D mesh is needed, of the ranks that share a ",
-                    "sequence; got ", mesh.defined() ? std::to_string(mesh.ndim()) + " dims" : "an undefined one");
-}
 
 int64_t checked_dim(const char* function, const at::Tensor& tensor, int64_t seq_dim) {
   const auto ndim = tensor.dim();
@@ -20,19 +16,11 @@ int64_t checked_dim(const char* function, const at::Tensor& tensor, int64_t seq_
   return seq_dim < 0 ? seq_dim + ndim : seq_dim;
 }
 
-// Longest part of any rank.
-int64_t longest_part(int64_t sequence_length, int64_t num_ranks, SequenceSplit split) {
-  int64_t longest = 0;
-  for (int64_t r = 0; r < num_ranks; ++r)
-    longest = std::max(longest, num_local_tokens(sequence_length, r, num_ranks, split));
-  return longest;
-}
-
 }  // namespace
 
 at::Tensor context_parallel_shard(const at::Tensor& whole, const DeviceMesh& mesh, int64_t seq_dim,
                                   SequenceSplit split) {
-  check_mesh("context_parallel_shard", mesh);
+  attention::check_sequence_mesh(mesh, "context_parallel_shard");
   const auto dim = checked_dim("context_parallel_shard", whole, seq_dim);
   TORCH_CHECK_VALUE(whole.size(dim) >= mesh.size(), "context_parallel_shard: dim ", dim, " of a tensor of shape ",
                     whole.sizes(), " is shorter than the ", mesh.size(), " ranks that would share it");
@@ -42,12 +30,13 @@ at::Tensor context_parallel_shard(const at::Tensor& whole, const DeviceMesh& mes
 
 at::Tensor context_parallel_unshard(const at::Tensor& local, const DeviceMesh& mesh, int64_t seq_dim,
                                     SequenceSplit split, std::optional<int64_t> sequence_length) {
-  check_mesh("context_parallel_unshard", mesh);
+  attention::check_sequence_mesh(mesh, "context_parallel_unshard");
   const at::NoGradGuard no_grad;
   const auto dim = checked_dim("context_parallel_unshard", local, seq_dim);
   const auto num_ranks = mesh.size();
   const auto length = sequence_length.value_or(local.size(dim) * num_ranks);
-  const auto own = num_local_tokens(length, mesh.get_local_rank(), num_ranks, split);
+  const attention::SequenceShards shards{length, num_ranks, split};
+  const auto own = shards.num_rows(mesh.get_local_rank());
   auto sizes = local.sizes().vec();
   sizes[static_cast<size_t>(dim)] = -1;
   const auto wanted = c10::str(own == local.size(dim) ? "" : "another length than its rank must hold", "; of shape ",
@@ -62,7 +51,7 @@ at::Tensor context_parallel_unshard(const at::Tensor& local, const DeviceMesh& m
   TORCH_CHECK_VALUE(complaint.empty(), "context_parallel_unshard of ", length, " tokens over ", num_ranks,
                     " ranks: ", complaint);
 
-  const auto longest = longest_part(length, num_ranks, split);
+  const auto longest = shards.max_rows();
   auto row = local.detach().movedim(dim, 0).contiguous();  // [S_local, ...]
   auto row_sizes = row.sizes().vec();
   row_sizes.front() = longest;
@@ -72,8 +61,7 @@ at::Tensor context_parallel_unshard(const at::Tensor& local, const DeviceMesh& m
   const auto gathered = row.new_empty(row_sizes);
   comm::all_gather(gathered.view({-1}), padded.view({-1}), mesh.get_group(), "parts of a sequence").wait();
   std::vector<at::Tensor> parts;
-  for (int64_t r = 0; r < num_ranks; ++r)
-    parts.push_back(gathered.narrow(0, r * longest, num_local_tokens(length, r, num_ranks, split)));
+  for (int64_t r = 0; r < num_ranks; ++r) parts.push_back(gathered.narrow(0, r * longest, shards.num_rows(r)));
   const auto order = restore_index(length, num_ranks, split).to(local.device());
   return at::cat(parts).index_select(0, order).movedim(0, dim).contiguous();
 }

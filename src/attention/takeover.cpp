@@ -3,6 +3,8 @@
 #include <fsdp/ulysses_attention.h>
 #include <torch/library.h>
 
+#include "dtensor/registration.h"
+
 namespace fsdp::attention {
 
 namespace {
@@ -48,9 +50,7 @@ struct Registration {
 
 void ensure_registered() {
   static const Registration registration = [] {
-    TORCH_CHECK(!c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(kTakeoverKey),
-                "another library, or a second copy of fsdp, already handles the dispatch key ", kTakeoverKey,
-                ": link fsdp once (as a shared library when several parts of a program use it)");
+    dtensor::check_key_is_free(kTakeoverKey);
     return Registration();
   }();
   (void)registration;
@@ -67,8 +67,6 @@ ActiveScheme::ActiveScheme(const DeviceMesh& mesh, const ContextParallelOptions&
                                                                                    : SequenceSplit::kContiguous)),
       rotation_(options.rotation),
       sequence_length_(sequence_length) {}
-
-SequenceSplit ActiveScheme::split() const { return split_; }
 
 // Attention over other tokens than the scope speaks of would be wrong without anybody noticing.
 void ActiveScheme::check_length(const char* name, const at::Tensor& tensor) const {

@@ -20,7 +20,7 @@ class ActiveScheme : public mesh::SequenceScope {
   // q [B, H, S_local, D], k and v [B, H_kv, S_local, D].
   [[nodiscard]] at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double dropout_p,
                                   bool is_causal, std::optional<double> scale, bool enable_gqa);
-  [[nodiscard]] SequenceSplit split() const;
+  [[nodiscard]] SequenceSplit split() const { return split_; }
   [[nodiscard]] std::optional<int64_t> sequence_length() const { return sequence_length_; }
   [[nodiscard]] const DeviceMesh& device_mesh() const { return mesh_; }
   [[nodiscard]] bool was_used() const { return was_used_; }

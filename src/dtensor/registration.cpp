@@ -87,11 +87,15 @@ struct Registration {
 
 }  // namespace
 
+void check_key_is_free(c10::DispatchKey key) {
+  TORCH_CHECK(!c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(key),
+              "another library, or a second copy of fsdp, already handles the dispatch key ", key,
+              ": link fsdp once (as a shared library when several parts of a program use it)");
+}
+
 void ensure_dispatch_registered() {
   static const Registration registration = [] {
-    TORCH_CHECK(!c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(kWrapperKey),
-                "another library, or a second copy of fsdp, already handles the dispatch key ", kWrapperKey,
-                ": link fsdp once (as a shared library when several parts of a program use it)");
+    check_key_is_free(kWrapperKey);
     return Registration();
   }();
   (void)registration;

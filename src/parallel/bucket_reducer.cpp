@@ -83,7 +83,10 @@ class BucketReducer::Core {
         logger(std::make_shared<c10d::Logger>(reducer)) {
     reducer->set_logger(logger);
     BucketHook::Paths paths;
-    for (const auto& parameter : parameters) paths.emplace(parameter.tensor.unsafeGetTensorImpl(), parameter.path);
+    for (const auto& parameter : parameters) {
+      paths.emplace(parameter.tensor.unsafeGetTensorImpl(), parameter.path);
+      kinds.push_back(parameter.tensor.options());
+    }
     auto bucket_hook = std::make_unique<BucketHook>(group, std::move(paths), divisor);
     hook = bucket_hook.get();
     reducer->register_comm_hook(std::move(bucket_hook));
@@ -97,6 +100,7 @@ class BucketReducer::Core {
   }
 
   std::vector<ReducedTensor> parameters;
+  std::vector<at::TensorOptions> kinds;  // of the parameters, when the buckets were made
   ProcessGroup group;
   BucketOptions options;
   std::shared_ptr<int64_t> divisor;
@@ -160,6 +164,18 @@ void BucketReducer::check_finished() const {
             "a tensor, or a tuple, vector or map of them"
           : "If forward does not use them in every step, pass find_unused_parameters = true",
       ". If the backward ended in an exception, make the DistributedDataParallel anew");
+}
+
+// A parameter of another dtype or device accumulates its gradient elsewhere, where nothing averages it.
+void BucketReducer::check_same_kinds() const {
+  for (size_t i = 0; i < core_->parameters.size(); ++i) {
+    const auto& [path, now, is_sparse] = core_->parameters[i];
+    const auto& before = core_->kinds[i];
+    TORCH_CHECK(now.scalar_type() == c10::typeMetaToScalarType(before.dtype()) && now.device() == before.device(),
+                "DistributedDataParallel: parameter '", path, "' was ", before.dtype(), " on ", before.device(),
+                " when the module was wrapped and is ", now.scalar_type(), " on ", now.device(),
+                " now, so its gradient would not be averaged; convert the module before it is wrapped");
+  }
 }
 
 void BucketReducer::set_divisor(int64_t divisor) { *core_->divisor = divisor; }

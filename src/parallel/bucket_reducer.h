@@ -3,7 +3,7 @@
 //
 //   reducer.start_forward();                  // a step whose backward averages gradients
 //   auto outputs = ...;
-//   reducer.expect_backward(outputs, true);
+//   reducer.expect_backward(outputs);
 //   loss.backward();                          // hooks of the parameters do the rest
 #include <fsdp/device_mesh.h>
 
@@ -37,6 +37,8 @@ class BucketReducer {
 
   // Errors: c10::Error naming the parameters that the last backward did not reach.
   void check_finished() const;
+  // Errors: c10::Error naming a parameter that has another dtype or device than when the reducer was made.
+  void check_same_kinds() const;
   // What the sum of the gradients of all ranks is divided by, from the next backward on.
   void set_divisor(int64_t divisor);
   // Before a forward whose backward averages. May make other buckets: a collective. Errors: c10::DistError.

@@ -76,8 +76,6 @@ DdpState::DdpState(torch::nn::Module& module, const DistributedDataParallelOptio
                  c10::str("DistributedDataParallel(", sharding::type_name(module), "): ", parameters.trained.size(),
                           " parameters, ", num_bytes, " bytes of gradients over ", group_->getSize(), " ranks"));
   frozen_ = std::move(parameters.frozen);
-  trained_ = parameters.trained;
-  for (const auto& parameter : trained_) trained_options_.push_back(parameter.tensor.options());
   reducer_ = std::make_unique<BucketReducer>(std::move(parameters.trained), group_, bucket_options_of(options_));
 }
 
@@ -85,7 +83,7 @@ void DdpState::before_forward() {
   const bool records = at::GradMode::is_enabled();
   if (records) {
     reducer_->check_finished();
-    check_trained();
+    reducer_->check_same_kinds();
     check_frozen();
   }
   syncs_ = records && requires_sync_;
@@ -102,18 +100,6 @@ void DdpState::before_forward() {
 void DdpState::after_forward(std::vector<at::Tensor>& outputs) {
   buffers_due_ = syncs_;
   if (syncs_) reducer_->expect_backward(outputs);
-}
-
-// A parameter of another dtype or device accumulates its gradient elsewhere, where nothing averages it.
-void DdpState::check_trained() const {
-  for (size_t i = 0; i < trained_.size(); ++i) {
-    const auto& now = trained_[i].tensor;
-    const auto& before = trained_options_[i];
-    TORCH_CHECK(now.scalar_type() == c10::typeMetaToScalarType(before.dtype()) && now.device() == before.device(),
-                "DistributedDataParallel: parameter '", trained_[i].path, "' was ", before.dtype(), " on ",
-                before.device(), " when the module was wrapped and is ", now.scalar_type(), " on ", now.device(),
-                " now, so its gradient would not be averaged; convert the module before it is wrapped");
-  }
 }
 
 void DdpState::check_frozen() const {

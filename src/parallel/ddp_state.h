@@ -29,7 +29,6 @@ class DdpState {
   };
   [[nodiscard]] Step agree_on_step(bool has_data, bool syncs) const;
   void shadow_step();
-  void check_trained() const;
   void check_frozen() const;
   void broadcast_buffers(int root);
   void broadcast_model(int root);
@@ -38,8 +37,6 @@ class DdpState {
   torch::nn::Module& module_;
   DistributedDataParallelOptions options_;
   ProcessGroup group_;
-  std::vector<ReducedTensor> trained_;
-  std::vector<at::TensorOptions> trained_options_;  // as they were wrapped
   std::vector<ReducedTensor> frozen_;
   std::unique_ptr<BucketReducer> reducer_;
   std::optional<Join> join_;
