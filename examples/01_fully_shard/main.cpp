@@ -4,23 +4,18 @@
 //   fsdp run --nproc-per-node 2 -- 01_fully_shard
 #include <fsdp/fsdp.h>
 
-#include <cstdlib>
 #include <iomanip>
 #include <iostream>
 
+#include "common/require.h"
 #include "common/transformer.h"
 
 namespace {
 
+using lesson::require;
+
 constexpr int64_t kBatchSize = 4;  // of each rank
 constexpr int kNumSteps = 5;
-
-void require(bool condition, const std::string& what) {
-  if (!condition) {
-    std::cerr << "rank " << fsdp::rank() << ": this lesson expected that " << what << std::endl;
-    std::exit(1);
-  }
-}
 
 // Dropout is off: the two runs below draw different masks.
 lesson::Transformer make_model(const lesson::ModelArgs& args) {

@@ -5,22 +5,18 @@
 //   fsdp run --nproc-per-node 2 -- 02_explicit_prefetch
 #include <fsdp/fsdp.h>
 
-#include <cstdlib>
 #include <iostream>
 
+#include "common/require.h"
 #include "common/transformer.h"
 
 namespace {
 
+using lesson::require;
+
 constexpr int64_t kBatchSize = 4;  // of each rank
 constexpr int kNumSteps = 5;
 constexpr int64_t kNumAhead = 2;
-
-void require(bool condition, const std::string& what) {
-  if (condition) return;
-  std::cerr << "rank " << fsdp::rank() << ": this lesson expected that " << what << std::endl;
-  std::exit(1);
-}
 
 struct Trainer {
   lesson::Transformer model;

@@ -7,10 +7,13 @@
 #include <fsdp/fsdp.h>
 
 #include <CLI/CLI.hpp>
-#include <cstdlib>
 #include <iostream>
 
+#include "common/require.h"
+
 namespace {
+
+using lesson::require;
 
 struct Options {
   int64_t replicas = 1;
@@ -50,12 +53,6 @@ struct TinyLLMImpl : torch::nn::Module {
   torch::nn::Linear head{nullptr};
 };
 TORCH_MODULE(TinyLLM);
-
-void require(bool condition, const std::string& what) {
-  if (condition) return;
-  std::cerr << "rank " << fsdp::rank() << ": this lesson expected that " << what << std::endl;
-  std::exit(1);
-}
 
 fsdp::DeviceMesh make_mesh(int64_t replicas) {
   const int64_t world_size = fsdp::world_size();

@@ -5,20 +5,15 @@
 //   fsdp run --nproc-per-node 2 -- 04_activation_checkpointing
 #include <fsdp/fsdp.h>
 
-#include <cstdlib>
 #include <iostream>
 #include <set>
 
+#include "common/require.h"
 #include "common/transformer.h"
 
 namespace {
 
-void require(bool condition, const std::string& what) {
-  if (!condition) {
-    std::cerr << "rank " << fsdp::rank() << ": this lesson expected that " << what << std::endl;
-    std::exit(1);
-  }
-}
+using lesson::require;
 
 // The forward of lesson::Transformer, with one line for another (*).
 at::Tensor forward(lesson::Transformer& model, const at::Tensor& tokens, bool checkpointed) {

@@ -6,10 +6,13 @@
 #include <fsdp/fsdp.h>
 
 #include <CLI/CLI.hpp>
-#include <cstdlib>
 #include <iostream>
 
+#include "common/require.h"
+
 namespace {
+
+using lesson::require;
 
 struct Options {
   int64_t dim = 64, batch_size = 32, steps = 30;
@@ -37,12 +40,6 @@ class RandomItems : public torch::data::datasets::Dataset<RandomItems> {
   size_t num_items_;
   int64_t dim_;
 };
-
-void require(bool condition, const std::string& what) {
-  if (condition) return;
-  std::cerr << "rank " << fsdp::rank() << ": this lesson expected that " << what << std::endl;
-  std::exit(1);
-}
 
 // One number a parameter; ranks that trained together have the same ones, bit by bit.
 at::Tensor fingerprint_of(const torch::nn::Module& module) {

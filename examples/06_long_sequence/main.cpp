@@ -11,11 +11,14 @@
 
 #include <CLI/CLI.hpp>
 #include <chrono>
-#include <cstdlib>
 #include <iostream>
 #include <map>
 
+#include "common/require.h"
+
 namespace {
+
+using lesson::require;
 
 struct Options {
   int64_t cp = 2, depth = 2, dim = 64, heads = 4, vocab_size = 128;
@@ -59,12 +62,6 @@ struct TinyLLMImpl : torch::nn::Module {
   torch::nn::Linear head{nullptr};
 };
 TORCH_MODULE(TinyLLM);
-
-void require(bool condition, const std::string& what) {
-  if (condition) return;
-  std::cerr << "rank " << fsdp::rank() << ": this lesson expected that " << what << std::endl;
-  std::exit(1);
-}
 
 at::Tensor loss_sum(const at::Tensor& logits, const at::Tensor& targets) {
   return torch::nn::functional::cross_entropy(logits.flatten(0, 1), targets.flatten(),
