@@ -43,12 +43,12 @@ void add_model_options(CLI::App& command, train::GPTOptions& model) {
 void add_context_parallel_options(CLI::App& command, train::TrainOptions& options) {
   using Method = ContextParallelMethod;
   command
-      .add_option("--context-parallel-degree", options.context_parallel_degree,
+      .add_option("--context-parallel-degree", options.context_parallel.degree,
                   "ranks that share each sequence; divides the number of ranks")
       ->capture_default_str();
   static const std::map<std::string, Method> methods{{"ulysses", Method::kUlysses}, {"ring", Method::kRing}};
   command
-      .add_option("--context-parallel-method", options.context_parallel_method,
+      .add_option("--context-parallel-method", options.context_parallel.method,
                   "how attention sees the tokens of other ranks: ulysses (by heads) or ring")
       ->transform(CLI::CheckedTransformer(methods, CLI::ignore_case))
       ->default_str("ulysses")
@@ -121,7 +121,7 @@ int run_train(TrainArguments arguments) {
   }
   std::string who;
   try {
-    const auto world = train::World::from_environment(options.context_parallel_degree, options.context_parallel_method);
+    const auto world = train::World::from_environment(options.context_parallel);
     who = world.is_alone() ? "" : "rank " + std::to_string(world.rank()) + ": ";
     train::Trainer trainer(options, std::move(*corpus), world, std::cout, isatty(STDOUT_FILENO) == 1);
     trainer.run();
@@ -148,7 +148,7 @@ void add_train_command(CLI::App& app, int& exit_code) {
   add_output_options(*command, arguments->options);
   command->callback([arguments, command, &exit_code] {
     auto& schedule = arguments->options.schedule;
-    if (command->count("--context-parallel-method") > 0 && arguments->options.context_parallel_degree == 1) {
+    if (command->count("--context-parallel-method") > 0 && arguments->options.context_parallel.degree == 1) {
       std::cerr << "fsdp train: error: --context-parallel-method has no effect without --context-parallel-degree above "
                    "1\n";
       exit_code = 1;

@@ -13,6 +13,13 @@ void check_sequence_mesh(const DeviceMesh& mesh, const char* function) {
                     at::IntArrayRef(mesh.shape()), "), but a sequence is cut along one: pass mesh[\"cp\"]");
 }
 
+int64_t checked_seq_dim(const std::string& title, const at::Tensor& tensor, int64_t seq_dim) {
+  const auto ndim = tensor.dim();
+  TORCH_CHECK_INDEX(seq_dim >= -ndim && seq_dim < ndim, title, ": seq_dim ", seq_dim, " of a tensor of ", ndim,
+                    " dims");
+  return seq_dim < 0 ? seq_dim + ndim : seq_dim;
+}
+
 namespace {
 
 void check_input(const at::Tensor& tensor, const char* name, const DeviceMesh& mesh, const char* function) {

@@ -36,6 +36,9 @@ struct AttentionInputs {
 // `function`: as users write it. Errors: c10::ValueError for all but a 1-D mesh.
 void check_sequence_mesh(const DeviceMesh& mesh, const char* function);
 
+// `seq_dim`, from 0 on. `title`: for messages. Errors: c10::IndexError when `tensor` has no such dim.
+[[nodiscard]] int64_t checked_seq_dim(const std::string& title, const at::Tensor& tensor, int64_t seq_dim);
+
 [[nodiscard]] SequenceGroup checked_sequence_group(const AttentionInputs& inputs, const DeviceMesh& mesh,
                                                    const AttentionSettings& settings);
 

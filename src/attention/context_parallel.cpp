@@ -9,6 +9,7 @@
 #include "attention/takeover.h"
 #include "comm/group_state.h"
 #include "comm/meeting.h"
+#include "mesh/agreement.h"
 
 namespace fsdp {
 
@@ -65,8 +66,7 @@ void check_buffers(const std::vector<at::Tensor>& buffers, const std::vector<int
     TORCH_CHECK_VALUE(!buffer.requires_grad(), "context_parallel: buffer ", i, " of shape ", buffer.sizes(),
                       " requires grad, which is lost when its content is replaced. Hint: cut it with ",
                       "context_parallel_shard");
-    TORCH_CHECK_INDEX(seq_dims[i] >= -buffer.dim() && seq_dims[i] < buffer.dim(), "context_parallel: seq_dim ",
-                      seq_dims[i], " of buffer ", i, ", which has ", buffer.dim(), " dims");
+    (void)attention::checked_seq_dim(c10::str("context_parallel: buffer ", i), buffer, seq_dims[i]);
     TORCH_CHECK_VALUE(buffer.size(seq_dims[i]) == buffers[0].size(seq_dims[0]), "context_parallel: buffer ", i,
                       " of shape ", buffer.sizes(), " has ", buffer.size(seq_dims[i]), " tokens on dim ", seq_dims[i],
                       ", and buffer 0 has ", buffers[0].size(seq_dims[0]));
@@ -84,7 +84,7 @@ void check_same_sequence(const std::vector<at::Tensor>& buffers, const DeviceMes
   if (mesh.size() == 1 || buffers.empty()) return;
   std::string sums;
   for (const auto& buffer : buffers)
-    sums += c10::str(buffer.sizes(), " ", buffer.scalar_type(), " ", at::sum(buffer, at::kDouble).item<double>(), "\n");
+    sums += c10::str(buffer.sizes(), " ", buffer.scalar_type(), " ", checksum(buffer), "\n");
   const auto complaint = comm::meeting_of(mesh.get_group())
                              ->compare_with_rank0("start of context_parallel", sums, [&](const std::string& first) {
                                return first == sums ? "" : "this rank and the first one hold different buffers";

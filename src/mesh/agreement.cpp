@@ -1,6 +1,7 @@
 #include "mesh/agreement.h"
 
 #include <algorithm>
+#include <sstream>
 
 #include "comm/group_state.h"
 #include "comm/meeting.h"
@@ -27,6 +28,15 @@ std::string any_complaint(const DeviceMesh& mesh, const std::string& topic, std:
     if (!found.empty()) complaint = found;
   }
   return complaint;
+}
+
+std::string checksum(const at::Tensor& tensor) {
+  auto values = tensor.detach();
+  if (c10::isFloat8Type(values.scalar_type())) values = values.to(at::kFloat);  // they take no part in promotion
+  std::ostringstream text;
+  text << std::hexfloat << at::sum(values, at::kDouble).item<double>();
+  if (values.is_floating_point()) text << " " << at::norm(values, 2, at::kDouble).item<double>();
+  return text.str();
 }
 
 bool is_first_rank(const DeviceMesh& mesh) {

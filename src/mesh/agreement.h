@@ -5,7 +5,7 @@
 //   const auto complaint = any_complaint(mesh, "keys to load", my_complaint);
 //   TORCH_CHECK_VALUE(complaint.empty(), complaint);
 //
-// Both are collective. Errors: c10::DistError when a rank does not come, or comes with another `topic`.
+// The first two are collective. Errors: c10::DistError when a rank does not come, or comes with another `topic`.
 #include <fsdp/device_mesh.h>
 
 namespace fsdp {
@@ -16,6 +16,10 @@ namespace fsdp {
 // One of the complaints of all ranks, the same on every rank, and the first rank's if it has one; "" when nobody
 // complains.
 [[nodiscard]] std::string any_complaint(const DeviceMesh& mesh, const std::string& topic, std::string complaint);
+
+// Text that differs between tensors of different values, up to collisions; their shapes are not part of it. For
+// comparing through the store what is too large for it. Local.
+[[nodiscard]] std::string checksum(const at::Tensor& tensor);
 
 // Whether this rank's coordinate is 0 in every dim.
 [[nodiscard]] bool is_first_rank(const DeviceMesh& mesh);

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "comm/group_state.h"
+#include "mesh/agreement.h"
 
 namespace fsdp::sharding {
 
@@ -31,6 +31,16 @@ Names check_names(const DeviceMesh& mesh, const DataParallelMeshDims& dims) {
   return all;
 }
 
+// Ranks that slice the mesh in different ways would wait for each other. Collective over `mesh`.
+void check_same_dims(const DeviceMesh& mesh, const DataParallelMeshDims& dims) {
+  const auto own =
+      c10::str("shard [", c10::Join(", ", dims.shard), "], replicate [", c10::Join(", ", dims.replicate), "]");
+  const auto first = text_of_first_rank(mesh, "dp_mesh_dims", own);
+  const auto complaint =
+      any_complaint(mesh, "dp_mesh_dims", first == own ? "" : c10::str(own, " on one rank, ", first, " on the first"));
+  TORCH_CHECK_VALUE(complaint.empty(), "dp_mesh_dims differ between the ranks: ", complaint);
+}
+
 // One mesh dim out of several.
 DeviceMesh joined(const DeviceMesh& mesh, const Names& names) {
   const auto part = mesh.slice(in_mesh_order(mesh, names));
@@ -48,20 +58,14 @@ at::Tensor ranks_of(const DeviceMesh& mesh, const Names& all, const DataParallel
   return part.mesh().permute(order).reshape({joined(mesh, dims.replicate).size(), -1}).contiguous();
 }
 
-// Whole copies: shards of one rank.
-DeviceMesh replicas_only(const DeviceMesh& mesh) {
-  const auto group = mesh.get_group();
-  return DeviceMesh::from_group({group, comm::neighbours_of(group, 1)}, mesh.device_type(),
-                                mesh.mesh().view({mesh.size(), 1}), {"replicate", "shard"});
-}
-
 }  // namespace
 
 DeviceMesh data_parallel_mesh(const DeviceMesh& mesh, const DataParallelMeshDims& dims) {
   if (dims.empty()) return mesh;
   const auto all = check_names(mesh, dims);
+  check_same_dims(mesh, dims);
   if (dims.replicate.empty()) return joined(mesh, dims.shard);
-  if (dims.shard.empty()) return replicas_only(joined(mesh, dims.replicate));
+  if (replicates_only(dims)) return joined(mesh, dims.replicate);
   const auto replicate = joined(mesh, dims.replicate);
   const auto shard = joined(mesh, dims.shard);
   return DeviceMesh::from_group({replicate.get_group(), shard.get_group()}, mesh.device_type(),

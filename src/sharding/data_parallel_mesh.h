@@ -4,9 +4,14 @@
 
 namespace fsdp::sharding {
 
-// 1-D (shard) or 2-D (replicate, shard), of this rank's part of `mesh` along the given dims; `mesh` itself when none is
-// given. Collective over all ranks of the default group where several dims are flattened into one. Errors:
-// c10::ValueError for dims without mesh or names that the mesh does not have or that come twice.
+// 1-D (shard, or replicate alone) or 2-D (replicate, shard), of this rank's part of `mesh` along the given dims; `mesh`
+// itself when none is given. Collective. Errors: c10::ValueError for dims without mesh, names that the mesh does not
+// have or that come twice, and dims that differ between ranks.
 [[nodiscard]] DeviceMesh data_parallel_mesh(const DeviceMesh& mesh, const DataParallelMeshDims& dims);
+
+// Whole parameters on every rank, as replicate() leaves them.
+[[nodiscard]] inline bool replicates_only(const DataParallelMeshDims& dims) {
+  return dims.shard.empty() && !dims.replicate.empty();
+}
 
 }  // namespace fsdp::sharding

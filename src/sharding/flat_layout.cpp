@@ -36,10 +36,11 @@ FlatLayout make_layout(const std::vector<SlotShape>& shapes, int64_t num_ranks) 
   for (const auto i : order) {
     auto& slot = layout.slots[i];
     slot.shard_offset = layout.shard_bytes;
-    slot.gathered_offset = layout.gathered_bytes;
+    slot.gathered_offset = num_ranks == 1 ? slot.shard_offset : layout.gathered_bytes;
     layout.shard_bytes += slot.shard_bytes();
     layout.gathered_bytes += align(slot.shard_bytes() * num_ranks, kGatheredAlignment);
   }
+  if (num_ranks == 1) layout.gathered_bytes = layout.shard_bytes;
   layout.row_bytes = align(layout.shard_bytes, kFingerprintBytes) + kFingerprintBytes;
   return layout;
 }

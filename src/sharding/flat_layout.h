@@ -4,6 +4,7 @@
 // A group is gathered by one collective: every rank sends a row of bytes, the concatenation of its padded shards and a
 // fingerprint of 8 bytes. Slots are ordered by dtype, widest first, so that each shard is aligned without gaps. A
 // parameter of n entries on its sharded dim gives every rank c = ceil(n / num_ranks) of them; missing ones are zeros.
+// The row of a single rank is the gathered block already.
 #include <ATen/core/Tensor.h>
 
 #include <vector>

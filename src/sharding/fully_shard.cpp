@@ -144,6 +144,7 @@ FSDPModule sharding::wrap_modules(const char* caller, const std::vector<torch::n
   }
   auto checked = options;
   checked.mesh = sharding::checked_mesh(sharding::data_parallel_mesh(options.mesh, options.dp_mesh_dims));
+  if (sharding::replicates_only(options.dp_mesh_dims)) checked.replicate_below = sharding::kAllWhole;
   checked.reshard_after_forward = sharding::checked_reshard(options.reshard_after_forward, checked.mesh);
   sharding::check_offload(options.offload_policy, checked.mesh);
   const auto parameters = sharding::unclaimed_parameters(modules, checked);

@@ -87,7 +87,8 @@ Gather ParamGroup::gather_shards() {
 // This rank's shards in the dtypes they are gathered in.
 Block ParamGroup::cast_row() const {
   const auto num_bytes = gather_layout_.row_bytes;
-  auto row = runtime_->pool()->acquire(num_bytes, {runtime_->ledger(), &MemoryStats::buffers, num_bytes});
+  const auto kind = num_ranks_ == 1 ? &MemoryStats::gathered : &MemoryStats::buffers;
+  auto row = runtime_->pool()->acquire(num_bytes, {runtime_->ledger(), kind, num_bytes});
   for (size_t i = 0; i < slots_.size(); ++i) {
     const auto& from = layout_.slots[i];
     const auto& to = gather_layout_.slots[i];
@@ -124,11 +125,15 @@ void ParamGroup::finish_gather() {
   if (gather.work.defined()) gather.work.wait();
   gather.work = {};
   check_fingerprints(gather, *runtime_);
-  if (!block_.defined()) block_ = acquire_block();
-  if (gather.of_parts)
-    copy_parts(gather);
-  else
-    copy_out(gather.rows.defined() ? gather.rows.bytes() : gather.row.defined() ? gather.row.bytes() : flat_);
+  if (num_ranks_ == 1) {
+    block_ = casts_ ? std::move(gather.row) : Block(nullptr, flat_, layout_.shard_bytes, {});
+  } else {
+    if (!block_.defined()) block_ = acquire_block();
+    if (gather.of_parts)
+      copy_parts(gather);
+    else
+      copy_out(gather.rows.bytes());
+  }
   gathered_version_ = gather.version;
   part_ = {};
   for (size_t i = 0; i < slots_.size(); ++i)

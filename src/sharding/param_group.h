@@ -1,9 +1,10 @@
 #pragma once
 // The parameters that are gathered and reduced together: one collective each way.
 //
-// A group owns its shards (one flat row of bytes a rank) and, while gathered, one block with all whole parameters. It
-// refers to the parameters weakly; the parameters, gathered storages and the autograd node refer to it strongly. So it
-// lives as long as anything needs it, and no cycle keeps it alive.
+// A group owns its shards (one flat row of bytes a rank) and, while gathered, one block with all whole parameters: the
+// row itself where a single rank holds everything. It refers to the parameters weakly; the parameters, gathered
+// storages and the autograd node refer to it strongly. So it lives as long as anything needs it, and no cycle keeps it
+// alive.
 #include <torch/csrc/autograd/function.h>
 
 #include <optional>

@@ -1,7 +1,5 @@
 #include <fsdp/replicate.h>
 
-#include <limits>
-
 #include "sharding/wrap.h"
 
 namespace fsdp {
@@ -13,16 +11,14 @@ FSDPModule wrap_whole(const std::vector<torch::nn::Module*>& modules, const Repl
                     options.mesh.ndim(),
                     " dims; slice it by name, as in mesh[\"dp\"], flatten it, or shard over the "
                     "last dim with fully_shard");
-  auto module = sharding::wrap_modules("replicate", modules,
-                                       {.mesh = options.mesh,
-                                        .reshard_after_forward = false,
-                                        .sync_init = options.sync_init,
-                                        .mp_policy = options.mp_policy,
-                                        .offload_policy = options.offload_policy,
-                                        .ignored_params = options.ignored_params,
-                                        .replicate_below = std::numeric_limits<int64_t>::max()});
-  module.set_reshard_after_backward(false, /*recurse=*/false);  // nothing would be freed that is not here anyway
-  return module;
+  return sharding::wrap_modules("replicate", modules,
+                                {.mesh = options.mesh,
+                                 .reshard_after_forward = false,
+                                 .sync_init = options.sync_init,
+                                 .mp_policy = options.mp_policy,
+                                 .offload_policy = options.offload_policy,
+                                 .ignored_params = options.ignored_params,
+                                 .replicate_below = sharding::kAllWhole});
 }
 
 }  // namespace

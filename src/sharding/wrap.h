@@ -2,7 +2,12 @@
 // What fully_shard and replicate have in common: the parameters below some modules become groups.
 #include <fsdp/fully_shard.h>
 
+#include <limits>
+
 namespace fsdp::sharding {
+
+// As FullyShardOptions::replicate_below: every parameter stays whole.
+inline constexpr int64_t kAllWhole = std::numeric_limits<int64_t>::max();
 
 // `caller`: for messages. Errors: docs/fully_shard.md.
 FSDPModule wrap_modules(const char* caller, const std::vector<torch::nn::Module*>& modules,

@@ -5,6 +5,7 @@
 #include "comm/collectives.h"
 #include "comm/group_state.h"
 #include "comm/meeting.h"
+#include "mesh/agreement.h"
 
 namespace fsdp::sharding {
 
@@ -29,19 +30,12 @@ std::string structure_of(const std::vector<NamedParameter>& parameters, const Fu
 }
 
 // One line a parameter that differs whenever its values do, up to collisions.
-std::string checksum_of(const std::vector<NamedParameter>& parameters) {
+std::string checksums_of(const std::vector<NamedParameter>& parameters) {
   const dtensor::PlainScope plain;
-  std::ostringstream text;
-  text << std::hexfloat;
-  for (const auto& parameter : parameters) {
-    if (parameter.tensor.is_meta()) continue;
-    auto values = parameter.tensor.detach();
-    if (c10::isFloat8Type(values.scalar_type())) values = values.to(at::kFloat);  // they take no part in promotion
-    const auto sum = at::sum(values, at::kDouble).item<double>();
-    const auto scale = values.is_floating_point() ? at::norm(values, 2, at::kDouble).item<double>() : 0.0;
-    text << parameter.path << " " << sum << " " << scale << "\n";
-  }
-  return text.str();
+  std::string text;
+  for (const auto& parameter : parameters)
+    if (!parameter.tensor.is_meta()) text += parameter.path + " " + checksum(parameter.tensor) + "\n";
+  return text;
 }
 
 }  // namespace
@@ -107,7 +101,7 @@ void check_same_start(const std::vector<NamedParameter>& parameters, const std::
   const auto& mesh = options.mesh;
   const bool compare_values = !options.sync_init;
   const auto structure = structure_of(parameters, options);
-  const auto checksum = compare_values ? checksum_of(parameters) : std::string();
+  const auto checksums = compare_values ? checksums_of(parameters) : std::string();
   for (int64_t mesh_dim = 0; mesh_dim < mesh.ndim(); ++mesh_dim) {
     if (mesh.size(mesh_dim) == 1) continue;
     const auto meeting = comm::meeting_of(mesh.get_group(mesh_dim));
@@ -115,8 +109,9 @@ void check_same_start(const std::vector<NamedParameter>& parameters, const std::
         "wrap by " + title, structure, [&](const std::string& theirs) { return first_difference(structure, theirs); });
     TORCH_CHECK_VALUE(structural.empty(), title, ": the ranks wrap different modules: ", structural);
     if (!compare_values) continue;
-    const auto different = meeting->compare_with_rank0(
-        "values of " + title, checksum, [&](const std::string& theirs) { return first_difference(checksum, theirs); });
+    const auto different = meeting->compare_with_rank0("values of " + title, checksums, [&](const std::string& theirs) {
+      return first_difference(checksums, theirs);
+    });
     if (different.empty()) continue;
     TORCH_WARN(title, ": the ranks start from different values (checksums: ", different,
                "). Seed all ranks alike, load a checkpoint, or pass sync_init = true");

@@ -60,7 +60,7 @@ std::string describe_inactive(const TrainOptions& options) {
   };
   add(options.model.dropout == 0.0, "dropout");
   add(!options.model.activation_checkpoint, "activation checkpointing");
-  add(options.context_parallel_degree == 1, "context parallelism");
+  add(options.context_parallel.degree == 1, "context parallelism");
   add(options.gradient_accumulation_steps == 1, "gradient accumulation");
   add(options.max_norm == 0.0, "clipping");
   add(options.eval_interval == 0, "validation on the way");
@@ -83,17 +83,17 @@ std::string startup_table(const TrainOptions& options, const Corpus& corpus, con
   out << "world      " << world.size() << (world.size() == 1 ? " rank, " : " ranks, ") << at::get_num_threads()
       << (at::get_num_threads() == 1 ? " thread each\n" : " threads each\n");
   out << "sharding   " << describe_sharding(world, model, num_parameters) << '\n';
-  if (options.context_parallel_degree > 1) {
-    out << "sequences  each shared by " << options.context_parallel_degree << " ranks ("
-        << (options.context_parallel_method == ContextParallelMethod::kRing ? "ring attention" : "Ulysses attention")
-        << "): about " << sizes.seq_len / options.context_parallel_degree << " tokens of it a rank\n";
+  if (options.context_parallel.degree > 1) {
+    out << "sequences  each shared by " << options.context_parallel.degree << " ranks ("
+        << (options.context_parallel.method == ContextParallelMethod::kRing ? "ring attention" : "Ulysses attention")
+        << "): about " << sizes.seq_len / options.context_parallel.degree << " tokens of it a rank\n";
   }
   if (sizes.activation_checkpoint) {
     out << "recompute  each block in backward; only its input is kept (activation checkpointing)\n";
   }
   out << "batch      " << options.batch_size << " sequences a step = " << world.num_data_ranks() << " x "
       << accumulation << " x " << options.rows_per_micro_batch(world.size()) << " ("
-      << (options.context_parallel_degree > 1 ? "teams of " : "") << "ranks x micro batches x sequences)\n";
+      << (options.context_parallel.degree > 1 ? "teams of " : "") << "ranks x micro batches x sequences)\n";
   out << "optimizer  " << describe_optimizer(options) << '\n';
   out << "off        " << describe_inactive(options);
   if (!world.is_alone()) {

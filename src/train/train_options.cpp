@@ -48,12 +48,12 @@ void TrainOptions::validate() const {
 }
 
 void TrainOptions::validate_context_parallel() const {
-  const auto degree = context_parallel_degree;
+  const auto degree = context_parallel.degree;
   check_at_least("context_parallel_degree", degree, 1);
   if (degree == 1) return;
   TORCH_CHECK_VALUE(model.seq_len >= degree, "seq_len ", model.seq_len, " is shorter than context_parallel_degree ",
                     degree);
-  if (context_parallel_method == ContextParallelMethod::kRing) {
+  if (context_parallel.method == ContextParallelMethod::kRing) {
     TORCH_CHECK_VALUE(model.dropout == 0.0, "dropout ", model.dropout, " with context_parallel_method ring, which has ",
                       "none inside attention. Hint: --dropout 0, or --context-parallel-method ulysses.");
   } else {
@@ -64,14 +64,14 @@ void TrainOptions::validate_context_parallel() const {
 }
 
 void TrainOptions::validate_for(int64_t world_size) const {
-  TORCH_CHECK_VALUE(world_size % context_parallel_degree == 0, "context_parallel_degree ", context_parallel_degree,
+  TORCH_CHECK_VALUE(world_size % context_parallel.degree == 0, "context_parallel_degree ", context_parallel.degree,
                     " does not divide the ", world_size, world_size == 1 ? " rank" : " ranks",
                     ". Hint: start a multiple of it, with fsdp run --nproc-per-node.");
-  const auto num_teams = world_size / context_parallel_degree;
+  const auto num_teams = world_size / context_parallel.degree;
   const auto unit = num_teams * gradient_accumulation_steps;
   TORCH_CHECK_VALUE(batch_size % unit == 0, "batch_size ", batch_size, " does not divide evenly over ", num_teams,
                     num_teams == 1 ? " rank" : " ranks",
-                    context_parallel_degree == 1 ? "" : " with sequences of their own", " x ",
+                    context_parallel.degree == 1 ? "" : " with sequences of their own", " x ",
                     gradient_accumulation_steps, " micro batches. Hint: use a multiple of ", unit, '.');
 }
 

@@ -25,9 +25,8 @@ struct TrainOptions {
   ScheduleOptions schedule{.peak = 3e-3, .min_factor = 0.1, .warmup_steps = 20, .num_steps = 500};
   int64_t batch_size = 32;                  // sequences an optimizer step, over all ranks
   int64_t gradient_accumulation_steps = 1;  // backwards an optimizer step, each over its part of the batch
-  int64_t context_parallel_degree = 1;      // ranks that share each sequence
-  ContextParallelMethod context_parallel_method = ContextParallelMethod::kUlysses;
-  double weight_decay = 0.1;  // of matrices; norms have none
+  SequenceTeams context_parallel;           // ranks that share each sequence
+  double weight_decay = 0.1;                // of matrices; norms have none
   double beta1 = 0.9, beta2 = 0.99;
   double max_norm = 1.0;      // of the gradient of all parameters; 0: not clipped
   double time_limit = 0.0;    // seconds of training, the schedule is shortened to fit; 0: none
@@ -45,7 +44,7 @@ struct TrainOptions {
 
   void validate_context_parallel() const;  // part of validate()
   [[nodiscard]] int64_t rows_per_micro_batch(int64_t world_size) const {
-    return batch_size * context_parallel_degree / world_size / gradient_accumulation_steps;
+    return batch_size * context_parallel.degree / world_size / gradient_accumulation_steps;
   }
 };
 

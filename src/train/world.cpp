@@ -25,24 +25,24 @@ DeviceMesh team_of(const DeviceMesh& mesh, int64_t num_ranks) {
 
 }  // namespace
 
-World World::over(const DeviceMesh& mesh, int64_t context_parallel_degree, ContextParallelMethod method) {
+World World::over(const DeviceMesh& mesh, const SequenceTeams& teams) {
   World world;
   world.rank_ = mesh.get_local_rank();
   world.size_ = mesh.size();
   world.mesh_ = mesh;
-  world.method_ = method;
-  if (context_parallel_degree > 1) world.context_mesh_ = team_of(mesh, context_parallel_degree);
+  world.teams_ = teams;
+  if (teams.degree > 1) world.context_mesh_ = team_of(mesh, teams.degree);
   return world;
 }
 
-World World::join(int64_t context_parallel_degree, ContextParallelMethod method) {
+World World::join(const SequenceTeams& teams) {
   init_process_group();
-  return over(init_device_mesh(at::kCPU, {world_size()}, {"world"}), context_parallel_degree, method);
+  return over(init_device_mesh(at::kCPU, {world_size()}, {"world"}), teams);
 }
 
-World World::from_environment(int64_t context_parallel_degree, ContextParallelMethod method) {
+World World::from_environment(const SequenceTeams& teams) {
   const bool launched = std::getenv("RANK") != nullptr || std::getenv("WORLD_SIZE") != nullptr;
-  return launched ? join(context_parallel_degree, method) : alone();
+  return launched ? join(teams) : alone();
 }
 
 int64_t World::announced_size() {
@@ -52,7 +52,7 @@ int64_t World::announced_size() {
 
 std::optional<ContextParallel> World::split_sequences(torch::nn::Module& module, const Batch& batch) const {
   if (!context_mesh_.defined()) return std::nullopt;
-  return context_parallel(module, context_mesh_, {batch.inputs, batch.targets}, {1, 1}, {.method = method_});
+  return context_parallel(module, context_mesh_, {batch.inputs, batch.targets}, {1, 1}, {.method = teams_.method});
 }
 
 std::vector<double> World::sum(const std::vector<double>& values) const {

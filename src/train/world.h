@@ -11,20 +11,23 @@
 
 namespace fsdp::train {
 
+// How many ranks share each sequence, and how.
+struct SequenceTeams {
+  int64_t degree = 1;
+  ContextParallelMethod method = ContextParallelMethod::kUlysses;
+};
+
 class World {
  public:
   // One process, no process group.
   [[nodiscard]] static World alone() { return World(); }
-  // The ranks of a 1-D mesh, this one at its place in it. Collective where `context_parallel_degree`, which divides the
-  // number of ranks, is more than 1.
-  [[nodiscard]] static World over(const DeviceMesh& mesh, int64_t context_parallel_degree = 1,
-                                  ContextParallelMethod method = ContextParallelMethod::kUlysses);
+  // The ranks of a 1-D mesh, this one at its place in it. Collective where `teams.degree`, which divides the number of
+  // ranks, is more than 1.
+  [[nodiscard]] static World over(const DeviceMesh& mesh, const SequenceTeams& teams = {});
   // Every rank that a launcher started, through init_process_group. Errors: as that function.
-  [[nodiscard]] static World join(int64_t context_parallel_degree = 1,
-                                  ContextParallelMethod method = ContextParallelMethod::kUlysses);
+  [[nodiscard]] static World join(const SequenceTeams& teams = {});
   // alone() unless a launcher set RANK or WORLD_SIZE.
-  [[nodiscard]] static World from_environment(int64_t context_parallel_degree = 1,
-                                              ContextParallelMethod method = ContextParallelMethod::kUlysses);
+  [[nodiscard]] static World from_environment(const SequenceTeams& teams = {});
   // The size that from_environment() will have, known before any rank is met; 0 when WORLD_SIZE is no number.
   [[nodiscard]] static int64_t announced_size();
 
@@ -37,7 +40,7 @@ class World {
   // Which of the parts of a batch is this rank's, of how many; the ranks of a team have the same one.
   [[nodiscard]] int64_t data_rank() const { return rank_ / context_parallel_degree(); }
   [[nodiscard]] int64_t num_data_ranks() const { return size_ / context_parallel_degree(); }
-  [[nodiscard]] int64_t context_parallel_degree() const { return context_mesh_.defined() ? context_mesh_.size() : 1; }
+  [[nodiscard]] int64_t context_parallel_degree() const { return teams_.degree; }
   // Until the scope ends `batch` holds this rank's tokens of each of its rows; nullopt when ranks share no sequences.
   [[nodiscard]] std::optional<ContextParallel> split_sequences(torch::nn::Module& module, const Batch& batch) const;
 
@@ -52,7 +55,7 @@ class World {
 
   DeviceMesh mesh_;
   DeviceMesh context_mesh_;  // the team; undefined when each rank has sequences of its own
-  ContextParallelMethod method_ = ContextParallelMethod::kUlysses;
+  SequenceTeams teams_;
   int64_t rank_ = 0;
   int64_t size_ = 1;
 };

@@ -93,7 +93,7 @@ TEST(ContextParallel, RefusesBuffersThatDoNotFit) {
     const auto eight = torch::arange(8);
     EXPECT_CONTAINS(refusal({eight, torch::arange(6)}, {0, 0}), "buffer 1 of shape [6] has 6 tokens");
     EXPECT_CONTAINS(refusal({eight}, {0, 0}), "1 buffers but 2 seq_dims");
-    EXPECT_CONTAINS(refusal({eight}, {1}), "seq_dim 1 of buffer 0, which has 1 dims");
+    EXPECT_CONTAINS(refusal({eight}, {1}), "buffer 0: seq_dim 1 of a tensor of 1 dims");
     EXPECT_CONTAINS(refusal({eight, eight}, {0, 0}), "one tensor");
     EXPECT_CONTAINS(refusal({torch::ones({8}, torch::requires_grad())}, {0}), "requires grad");
     EXPECT_CONTAINS(refusal({module->weight}, {0}), "DTensor");
@@ -248,7 +248,7 @@ TEST(ContextParallel, UnshardIsTheInverseOfShard) {
                         (void)context_parallel_unshard(wrong, rank.mesh, 0, SequenceSplit::kContiguous,
                                                        4 * rank.size());
                       }),
-                      "a part of shape [5] has 5 tokens, not the 4 of its rank");
+                      "a part of shape [5] with 5 tokens, not the 4 of its rank");
     });
   }
 }

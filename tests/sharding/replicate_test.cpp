@@ -41,6 +41,7 @@ TEST(Replicate, TrainsAsOneProcess) {  // behaviours 143
                                    }});
       EXPECT_EQ(counts_of(group).num_all_gathers(), 0);
       EXPECT_EQ(twins.stats().num_all_gathers, 0);
+      EXPECT_EQ(twins.stats().gathered.peak, 0) << "no second copy of what every rank holds anyway";
     });
   }
 }
@@ -114,6 +115,39 @@ TEST(Replicate, ListsAndIgnoredParameters) {
     EXPECT_TRUE(is_fsdp(*layers.ptr(2)));
     EXPECT_FALSE(is_fsdp(*layers.ptr(4)));
     EXPECT_CONTAINS(describe(*twins.sharded), "[Replicate]");
+  });
+}
+
+// The shards are the gathered parameters: what is written through either is seen through both.
+TEST(Replicate, SharesMemoryWithItsShards) {
+  run_on_ranks(2, [](const RankContext& rank) {
+    torch::nn::Linear net(4, 3);
+    fill_parameters(*net, 1);
+    replicate(net, {.mesh = rank.mesh});
+    const auto x = torch::ones({2, 4});
+    const auto before = net->forward(x).detach();
+    const torch::NoGradGuard no_grad;
+    net->weight.mul_(2);
+    net->bias.mul_(2);
+    EXPECT_LE(difference(net->forward(x), before * 2), kClose);
+    DTensor(net->weight).to_local().div_(4);
+    DTensor(net->bias).to_local().div_(4);
+    EXPECT_LE(difference(net->forward(x), before / 2), kClose);
+    net->weight.view({-1}).zero_();  // through a view of the whole parameter
+    EXPECT_EQ(DTensor(net->weight).to_local().abs().sum().item<float>(), 0);
+    EXPECT_LE(difference(net->forward(x)[0], DTensor(net->bias).to_local()), kClose);
+  });
+}
+
+// A lowered copy is a copy, and lives from forward to the end of backward.
+TEST(Replicate, KeepsALoweredCopyWhileItIsUsed) {
+  run_on_ranks(2, [](const RankContext& rank) {
+    Twins twins(rank, square_mlp(), {.shard = false});
+    replicate_units(*twins.sharded, {.mesh = rank.mesh, .mp_policy = {.param_dtype = at::kBFloat16}});
+    twins.backward();
+    EXPECT_GT(twins.stats().gathered.peak, 0);
+    EXPECT_LT(twins.stats().gathered.peak, twins.stats().parameters.current);
+    EXPECT_EQ(twins.stats().gathered.current, 0);
   });
 }
 
