@@ -1,10 +1,12 @@
 #include "line_relay.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
+#include <tuple>
 #include <utility>
 
 namespace fsdp::apps {
@@ -17,6 +19,11 @@ void write_all(int fd, const std::string& text) {
   while (done < text.size()) {
     const ssize_t count = write(fd, text.data() + done, text.size() - done);
     if (count < 0 && errno == EINTR) continue;
+    if (count < 0 && errno == EAGAIN) {  // somebody made our output non-blocking, and its reader is slow
+      pollfd place{fd, POLLOUT, 0};
+      std::ignore = poll(&place, 1, /*timeout=*/-1);
+      continue;
+    }
     if (count <= 0) return;  // whoever read our output is gone: the workers go on
     done += count;
   }

@@ -1,5 +1,4 @@
 // fsdp run: starts the workers of a job on this node and watches over them.
-#include <ATen/Context.h>
 #include <c10/util/Exception.h>
 #include <unistd.h>
 
@@ -13,6 +12,7 @@
 #include <sstream>
 #include <thread>
 
+#include "comm/error_kinds.h"
 #include "commands.h"
 #include "launch_spec.h"
 #include "supervisor.h"
@@ -43,7 +43,8 @@ int parse_num_workers(const std::string& text) {
 // As a shell would find it, so that a mistake is told once and not by every worker.
 std::string find_program_file(const std::string& name) {
   const auto is_program = [](const std::filesystem::path& path) {
-    return std::filesystem::is_regular_file(path) && access(path.c_str(), X_OK) == 0;
+    std::error_code unreadable;
+    return std::filesystem::is_regular_file(path, unreadable) && access(path.c_str(), X_OK) == 0;
   };
   if (name.find('/') != std::string::npos) {
     TORCH_CHECK_VALUE(is_program(name), "\"", name, "\" is not a program that can be run");
@@ -91,8 +92,8 @@ int launch(const RunArguments& arguments, const std::vector<std::string>& progra
                 << " workers computes with 1 thread. Set it to use more." << std::endl;
     }
     return Supervisor(spec).run();
-  } catch (const c10::Error& error) {
-    std::cerr << "fsdp run: error: " << error.what_without_backtrace() << std::endl;
+  } catch (const std::exception& error) {
+    std::cerr << "fsdp run: error: " << comm::reason_of(error) << std::endl;
     return 2;
   }
 }

@@ -71,9 +71,10 @@ Worker::Worker(int rank, const std::string& prefix, std::vector<std::string> arg
   const pid_t launcher = getpid();
   pid_ = fork();
   if (pid_ == 0) exec_worker(launcher, rank, output[1], error[1], argv_pointers.data(), environment_pointers.data());
+  const int reason = errno;
   close(output[1]);
   close(error[1]);
-  TORCH_CHECK(pid_ > 0, "cannot start a worker: ", std::system_category().message(errno));
+  TORCH_CHECK(pid_ > 0, "cannot start a worker: ", std::system_category().message(reason));
 }
 
 Worker::~Worker() {

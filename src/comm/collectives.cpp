@@ -2,19 +2,15 @@
 
 #include <numeric>
 
+#include "comm/duration.h"
+#include "comm/error_kinds.h"
 #include "comm/group_state.h"
 #include "comm/log.h"
 #include "comm/meeting.h"
-#include "comm/rendezvous.h"
 #include "comm/whereabouts.h"
 
 namespace fsdp::comm {
 namespace {
-
-std::string reason_of(const std::exception& error) {
-  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
-  return torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
-}
 
 std::string describe_collective(const ProcessGroup& group, const char* kind, const std::string& what) {
   return c10::str("rank ", group->getRank(), " of ", group->getSize(), ": ", kind, " of ", what);
@@ -87,6 +83,9 @@ PendingCollective start_collective(const at::Tensor& data, const ProcessGroup& g
 // gloo wants both sides of a gather in matching shapes; memory is what counts here.
 at::Tensor flat_view(const at::Tensor& tensor) { return tensor.dim() == 1 ? tensor : tensor.view({-1}); }
 
+// For collectives that compute nothing: backends know few dtypes.
+at::Tensor as_bytes(const at::Tensor& tensor) { return flat_view(tensor).view(at::kByte); }
+
 }  // namespace
 
 PendingCollective::PendingCollective(c10::intrusive_ptr<c10d::Work> work, const ProcessGroup& group, const char* kind,
@@ -107,9 +106,9 @@ PendingCollective all_gather(const at::Tensor& output, const at::Tensor& input, 
                              const std::string& what) {
   check_parts(output, input, group, "all_gather", what);
   if (input.numel() == 0) return {};
-  at::Tensor whole = flat_view(output);
-  at::Tensor part = flat_view(input);
-  return start_collective(part, group, "all_gather", what, [&] { return group->all_gather_single(whole, part); });
+  at::Tensor whole = as_bytes(output);
+  at::Tensor part = as_bytes(input);
+  return start_collective(input, group, "all_gather", what, [&] { return group->all_gather_single(whole, part); });
 }
 
 PendingCollective reduce_scatter(const at::Tensor& output, const at::Tensor& input, const ProcessGroup& group,
@@ -131,13 +130,12 @@ PendingCollective all_to_all(const at::Tensor& output, const std::vector<int64_t
   check_counts(input, input_counts, group, what);
   TORCH_CHECK_VALUE(output.scalar_type() == input.scalar_type(), "all_to_all of ", what, ": dtypes ",
                     output.scalar_type(), " and ", input.scalar_type(), " differ");
-  // As bytes: gloo knows few dtypes, and nothing is computed.
   const auto in_bytes = [&](std::vector<int64_t> counts) {
     for (auto& count : counts) count *= input.element_size();
     return counts;
   };
-  at::Tensor received = flat_view(output).view(at::kByte);
-  at::Tensor sent = flat_view(input).view(at::kByte);
+  at::Tensor received = as_bytes(output);
+  at::Tensor sent = as_bytes(input);
   auto received_counts = in_bytes(output_counts);
   auto sent_counts = in_bytes(input_counts);
   const auto amount = c10::str(input.scalar_type());  // how much differs between ranks
@@ -166,7 +164,7 @@ PendingCollective broadcast(const at::Tensor& tensor, int root, const ProcessGro
                     ", but the group has ranks 0 to ", group->getSize() - 1);
   c10d::BroadcastOptions options;
   options.rootRank = root;
-  std::vector<at::Tensor> tensors{tensor};
+  std::vector<at::Tensor> tensors{as_bytes(tensor)};
   return start_collective(tensor, group, "broadcast", what, [&] { return group->broadcast(tensors, options); });
 }
 
@@ -184,10 +182,10 @@ PendingCollective scatter_from_rank0(const at::Tensor& output, const std::vector
       TORCH_CHECK_VALUE(input.scalar_type() == output.scalar_type() && input.numel() == output.numel(), "scatter of ",
                         what, ": a part of ", input.numel(), " ", input.scalar_type(), ", but a rank takes ",
                         output.numel(), " ", output.scalar_type());
-      parts.front().push_back(flat_view(input));
+      parts.front().push_back(as_bytes(input));
     }
   }
-  std::vector<at::Tensor> outputs{flat_view(output)};
+  std::vector<at::Tensor> outputs{as_bytes(output)};
   return start_collective(output, group, "scatter", what, [&] { return group->scatter(outputs, parts); });
 }
 
@@ -198,9 +196,9 @@ PendingCollective gather_to_rank0(const at::Tensor& output, const at::Tensor& in
   std::vector<std::vector<at::Tensor>> outputs;
   if (group->getRank() == 0) {
     check_parts(output, input, group, "gather", what);
-    outputs.push_back(output.view({group->getSize(), input.numel()}).unbind(0));
+    outputs.push_back(as_bytes(output).view({group->getSize(), -1}).unbind(0));
   }
-  std::vector<at::Tensor> inputs{flat_view(input)};
+  std::vector<at::Tensor> inputs{as_bytes(input)};
   return start_collective(input, group, "gather", what, [&] { return group->gather(outputs, inputs); });
 }
 

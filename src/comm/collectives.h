@@ -4,7 +4,6 @@
 #include <fsdp/process_group.h>
 
 #include <functional>
-#include <optional>
 
 namespace fsdp::comm {
 
@@ -16,7 +15,6 @@ class PendingCollective {
   PendingCollective(c10::intrusive_ptr<c10d::Work> work, const ProcessGroup& group, const char* kind, std::string what);
 
   [[nodiscard]] bool defined() const { return work_.defined(); }
-  [[nodiscard]] bool is_completed() const { return !work_.defined() || work_->isCompleted(); }
 
   // May be called again: at once after success, with the same error after a failure.
   // Errors: c10::DistError naming this rank, the collective and the data.

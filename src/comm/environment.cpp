@@ -12,14 +12,7 @@ namespace {
 
 constexpr const char* kLaunchHint =
     "start the program with `fsdp run --nproc-per-node N program` or torchrun, or set RANK, WORLD_SIZE, MASTER_ADDR "
-    "and "
-    "MASTER_PORT";
-
-std::optional<std::string> read_variable(const char* name) {
-  const char* value = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): read before threads write the environment
-  if (value == nullptr || *value == '\0') return std::nullopt;
-  return std::string(value);
-}
+    "and MASTER_PORT";
 
 std::string require_variable(const char* name) {
   auto value = read_variable(name);
@@ -56,7 +49,17 @@ bool read_bool(const char* name) {
 
 }  // namespace
 
-std::optional<int> read_local_rank() { return read_number("LOCAL_RANK", 0, kMaxRanks); }
+std::optional<std::string> read_variable(const char* name) {
+  const char* value = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): nothing here writes the environment
+  if (value == nullptr || *value == '\0') return std::nullopt;
+  return std::string(value);
+}
+
+bool spans_hosts() {
+  const auto local_world_size = read_number("LOCAL_WORLD_SIZE", 1, kMaxRanks);
+  const auto world_size = read_number("WORLD_SIZE", 1, kMaxRanks);
+  return local_world_size && world_size && *local_world_size != *world_size;
+}
 
 Environment read_environment() {
   Environment env;
@@ -67,12 +70,13 @@ Environment read_environment() {
   env.master_addr = require_variable("MASTER_ADDR");
   env.master_port =
       static_cast<uint16_t>(parse_whole_number("MASTER_PORT", require_variable("MASTER_PORT"), 1, UINT16_MAX));
-  env.local_rank = read_local_rank().value_or(env.rank);
+  const auto local_rank = read_number("LOCAL_RANK", 0, kMaxRanks);
+  env.local_rank = local_rank.value_or(env.rank);
   env.local_world_size = read_number("LOCAL_WORLD_SIZE", 1, kMaxRanks);
   if (env.local_world_size) {
     TORCH_CHECK_VALUE(*env.local_world_size <= env.world_size, "LOCAL_WORLD_SIZE is ", *env.local_world_size,
                       " but WORLD_SIZE is ", env.world_size, ": a host cannot have more ranks than the job");
-    TORCH_CHECK_VALUE(env.local_rank < *env.local_world_size || !read_local_rank(), "LOCAL_RANK is ", env.local_rank,
+    TORCH_CHECK_VALUE(env.local_rank < *env.local_world_size || !local_rank, "LOCAL_RANK is ", env.local_rank,
                       " but LOCAL_WORLD_SIZE is ", *env.local_world_size,
                       ": LOCAL_RANK must be from 0 to LOCAL_WORLD_SIZE - 1");
   }

@@ -21,7 +21,10 @@ struct Environment {
 // Errors: c10::ValueError naming the variable that is missing, malformed or contradictory.
 [[nodiscard]] Environment read_environment();
 
-// LOCAL_RANK when set. Errors: c10::ValueError when it is not a whole number >= 0.
-[[nodiscard]] std::optional<int> read_local_rank();
+// Whether a launcher said that the job runs on several hosts. Errors: c10::ValueError as above.
+[[nodiscard]] bool spans_hosts();
+
+// The variable's text; nullopt when it is unset or empty.
+[[nodiscard]] std::optional<std::string> read_variable(const char* name);
 
 }  // namespace fsdp::comm

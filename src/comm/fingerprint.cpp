@@ -37,7 +37,6 @@ Fingerprint Fingerprint::next(const ProcessGroup& group, const char* kind, const
   const std::lock_guard lock(state->mutex);
   auto& log = state->log;
   const Fingerprint fingerprint((++log.sequence << kHashBits) | hash);
-  log.last = fingerprint.bits_;
   log.names.emplace(hash, std::move(text));
   return fingerprint;
 }
@@ -64,12 +63,6 @@ void Fingerprint::fail(const ProcessGroup& group, const std::string& difference)
                                       group->getSize(), " does ", own, ", but ", difference,
                                       ". Every rank must use the same modules in the same order; FSDP_DEBUG=detail "
                                       "finds the first collective that differs"));
-}
-
-std::string last_collective(const ProcessGroup& group) {
-  const auto state = state_of(group);
-  const std::lock_guard lock(state->mutex);
-  return state->log.sequence == 0 ? "nothing" : text_of(state->log.last, state->log);
 }
 
 }  // namespace fsdp::comm

@@ -2,8 +2,7 @@
 // Eight bytes that travel with a gather and tell whether all ranks meant the same one.
 //
 //   const auto own = comm::Fingerprint::next(group, "all_gather", "layers.3", num_bytes);   // at the start, every rank
-//   own.check(group, theirs);                                                               // at the end, a word a
-//   rank
+//   own.check(group, theirs);                                                      // at the end, a word from each rank
 //
 // Ranks that run different programs usually differ in sizes, which fails by itself. Groups of equal size would be mixed
 // up in silence: hence the sequence number and the name.
@@ -40,8 +39,5 @@ class Fingerprint {
   explicit Fingerprint(uint64_t bits) : bits_(bits) {}
   uint64_t bits_;  // 24 bits of sequence number, 40 bits of hash
 };
-
-// "all_gather #12 of layers.3 (4096 bytes)": the last collective that this rank started in `group`; "nothing" before.
-[[nodiscard]] std::string last_collective(const ProcessGroup& group);
 
 }  // namespace fsdp::comm

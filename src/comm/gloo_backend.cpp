@@ -5,7 +5,6 @@
 #include "comm/gloo_backend.h"
 
 #include <csignal>
-#include <cstdlib>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupWrapper.hpp>
@@ -34,15 +33,8 @@ GlooDevice device_of_interface(const std::string& name) {
   return c10d::ProcessGroupGloo::createDeviceForInterface(name);
 }
 
-bool spans_hosts() {
-  const char* local = std::getenv("LOCAL_WORLD_SIZE");  // NOLINT(concurrency-mt-unsafe)
-  const char* world = std::getenv("WORLD_SIZE");        // NOLINT(concurrency-mt-unsafe)
-  return local != nullptr && world != nullptr && std::string(local) != world;
-}
-
 GlooDevice choose_device(const c10::intrusive_ptr<c10d::Store>& store) {
-  const char* interface = std::getenv("GLOO_SOCKET_IFNAME");  // NOLINT(concurrency-mt-unsafe)
-  if (interface != nullptr && *interface != '\0') return device_of_interface(interface);
+  if (const auto interface = read_variable("GLOO_SOCKET_IFNAME")) return device_of_interface(*interface);
   const auto* tcp_store = underlying_tcp_store(store);
   if (tcp_store == nullptr) {
     // Ranks that share a HashStore are threads of this process; other stores do not tell where their ranks are.
@@ -58,9 +50,6 @@ GlooDevice choose_device(const c10::intrusive_ptr<c10d::Store>& store) {
   return c10d::ProcessGroupGloo::createDeviceForHostname(*address);
 }
 
-}  // namespace
-
-namespace {
 c10::intrusive_ptr<c10d::Backend> connect(const BackendContext& context, const c10::intrusive_ptr<c10d::Store>& store) {
   auto options = c10d::ProcessGroupGloo::Options::create(context.timeout);
   options->devices.push_back(choose_device(context.store));
@@ -73,6 +62,7 @@ void ignore_broken_pipes() {
   struct sigaction now {};
   if (sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) std::ignore = signal(SIGPIPE, SIG_IGN);
 }
+
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const BackendContext& context) {

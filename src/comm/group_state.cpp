@@ -16,8 +16,15 @@ struct GroupTable {
   std::mutex mutex;
   std::unordered_map<const c10d::ProcessGroup*, Entry> entries;
 
-  void drop_dead() {
-    std::erase_if(entries, [](const auto& item) { return item.second.group.expired(); });
+  // Takes out the entries of groups that are gone.
+  std::vector<Entry> take_dead() {
+    std::vector<Entry> dead;
+    for (auto it = entries.begin(); it != entries.end();) {
+      const bool is_dead = it->second.group.expired();
+      if (is_dead) dead.push_back(std::move(it->second));
+      it = is_dead ? entries.erase(it) : std::next(it);
+    }
+    return dead;
   }
 };
 
@@ -31,11 +38,12 @@ GroupTable& group_table() {
 std::shared_ptr<GroupState> state_of(const ProcessGroup& group) {
   TORCH_CHECK_VALUE(group.defined(), "the process group is null: this rank is not part of it");
   auto& table = group_table();
+  std::vector<GroupTable::Entry> dead;  // die after the lock: neighbours finish their pending work first
   const std::lock_guard lock(table.mutex);
   // A weak pointer keeps the address of a dead group taken, so a found entry is always this very group's.
   const auto found = table.entries.find(group.get());
   if (found != table.entries.end()) return found->second.state;
-  table.drop_dead();
+  dead = table.take_dead();
   auto state = std::make_shared<GroupState>();
   table.entries.emplace(group.get(), GroupTable::Entry{c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), state});
   return state;

@@ -15,7 +15,6 @@ class Meeting;
 // The collectives that carry a fingerprint, for comparison and messages.
 struct CollectiveLog {
   uint64_t sequence = 0;
-  uint64_t last = 0;                                // fingerprint
   std::unordered_map<uint64_t, std::string> names;  // by hash; as many as there are groups
 };
 
@@ -29,7 +28,7 @@ struct GroupState {
   std::map<int, ProcessGroup> neighbours;  // by size
 };
 
-// Made on demand; lives until the group dies.
+// Made on demand; goes some time after the group died.
 [[nodiscard]] std::shared_ptr<GroupState> state_of(const ProcessGroup& group);
 
 // The place where the ranks of `group` meet.

@@ -19,7 +19,6 @@ class Immortal {
   ~Immortal() = default;
 
   [[nodiscard]] T& get() { return *std::launder(reinterpret_cast<T*>(storage_)); }
-  T* operator->() { return &get(); }
 
  private:
   alignas(T) unsigned char storage_[sizeof(T)];

@@ -2,20 +2,16 @@
 
 #include <c10/util/Exception.h>
 
-#include <cstdlib>
 #include <iostream>
 #include <sstream>
+
+#include "comm/environment.h"
 
 namespace fsdp::comm {
 namespace {
 
-std::string variable(const char* name) {
-  const char* value = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): nothing here writes the environment
-  return value == nullptr ? "" : value;
-}
-
 LogLevel read_level() {
-  const auto value = variable("FSDP_LOG");
+  const auto value = read_variable("FSDP_LOG").value_or("");
   if (value.empty() || value == "off") return LogLevel::kOff;
   if (value == "info") return LogLevel::kInfo;
   if (value == "debug") return LogLevel::kDebug;
@@ -31,14 +27,14 @@ LogLevel log_level() {
 
 void log_line(LogLevel level, const std::string& text) {
   if (log_level() < level) return;
-  const auto rank = variable("RANK");
+  const auto rank = read_variable("RANK").value_or("");
   std::ostringstream line;  // written at once: ranks and threads share the stream
   line << "[fsdp" << (rank.empty() ? "" : " rank " + rank) << "] " << text << "\n";
   std::cerr << line.str() << std::flush;
 }
 
 bool checks_every_collective() {
-  const auto value = variable("FSDP_DEBUG");
+  const auto value = read_variable("FSDP_DEBUG").value_or("");
   TORCH_CHECK_VALUE(value.empty() || value == "off" || value == "detail", "FSDP_DEBUG is '", value,
                     "'; known: off, detail");
   return value == "detail";

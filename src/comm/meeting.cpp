@@ -5,8 +5,8 @@
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "comm/duration.h"
 #include "comm/meeting_value.h"
-#include "comm/rendezvous.h"
 
 namespace fsdp::comm {
 namespace {
@@ -95,7 +95,11 @@ std::string Meeting::share_from_rank0(const std::string& intent, const std::stri
   }
   std::string first;
   with_store(intent, [&] {
-    store_->wait({key}, patience_);
+    try {
+      store_->wait({key}, patience_);
+    } catch (const c10::DistStoreError&) {
+      fail(intent, c10::str("ranks [0] did not come within ", to_seconds(patience_)));
+    }
     first = store_->get_to_str(key);
   });
   return first;

@@ -6,7 +6,9 @@
 #include <set>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "comm/duration.h"
 #include "comm/environment.h"
+#include "comm/error_kinds.h"
 #include "comm/group_state.h"
 #include "comm/immortal.h"
 #include "comm/libtorch_version.h"
@@ -58,12 +60,11 @@ ProcessGroup make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, 
   c10::intrusive_ptr<c10d::Backend> backend;
   try {
     backend = spec.factory({backend_store, rank, size, options.timeout});
-  } catch (const c10::ValueError&) {
-    throw;
   } catch (const std::exception& error) {
+    if (comm::is_misuse(error)) throw;
     C10_THROW_ERROR(DistError,
                     c10::str("rank ", rank, " of ", size, ": ", options.backend, " cannot connect the ranks of ",
-                             description, " within ", comm::to_seconds(options.timeout), ": ", error.what()));
+                             description, " within ", comm::to_seconds(options.timeout), ": ", comm::reason_of(error)));
   }
   auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, size);
   const auto type = c10d::ProcessGroup::strToBackendType(spec.name);

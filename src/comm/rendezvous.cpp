@@ -2,10 +2,11 @@
 
 #include <c10/util/StringUtil.h>
 
-#include <cstdio>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "comm/duration.h"
+#include "comm/error_kinds.h"
 #include "comm/immortal.h"
 
 namespace fsdp::comm {
@@ -20,11 +21,34 @@ struct StoreConnection {
   std::string endpoint;
   StorePtr store;
   int num_inits = 0;
+
+  // Frees a server's port.
+  void forget() {
+    store.reset();
+    endpoint.clear();
+  }
+
+  // The part of the store for one more start of the job by this process.
+  StorePtr next_start(const Environment& env, std::chrono::milliseconds timeout) {
+    store->setTimeout(timeout);
+    const std::string job = c10::str("fsdp/", env.run_id, "/", env.restart_count, "/");
+    ++num_inits;
+    // A launcher's store outlives this process, and a worker may run one program after another: count in the store.
+    const auto init = env.use_agent_store ? store->add(c10::str(job, "inits/", env.rank), 1) : num_inits;
+    return c10::make_intrusive<c10d::PrefixStore>(c10::str(job, init, "/"), store);
+  }
 };
 
 StoreConnection& store_connection() {
   static Immortal<StoreConnection> connection;
   return connection.get();
+}
+
+[[noreturn]] void fail_to_reach_store(const Environment& env, std::chrono::milliseconds timeout,
+                                      const std::exception& error) {
+  C10_THROW_ERROR(DistNetworkError,
+                  c10::str("rank ", env.rank, " cannot reach the store at ", env.master_addr, ":", env.master_port,
+                           " (MASTER_ADDR, MASTER_PORT) within ", to_seconds(timeout), ": ", reason_of(error)));
 }
 
 StorePtr connect_store(const Environment& env, std::chrono::milliseconds timeout) {
@@ -36,16 +60,14 @@ StorePtr connect_store(const Environment& env, std::chrono::milliseconds timeout
   try {
     return c10::make_intrusive<c10d::TCPStore>(env.master_addr, options);
   } catch (const std::exception& error) {
-    const std::string reason = c10::str(error.what());
+    const std::string reason = reason_of(error);
     if (options.isServer && reason.find("EADDRINUSE") != std::string::npos) {
       C10_THROW_ERROR(
           DistNetworkError,
           c10::str("rank 0 cannot host the store: port ", env.master_port,
                    " is in use (MASTER_PORT). Choose another, or let `fsdp run` find a free one. ", reason));
     }
-    C10_THROW_ERROR(DistNetworkError,
-                    c10::str("rank ", env.rank, " cannot reach the store at ", env.master_addr, ":", env.master_port,
-                             " (MASTER_ADDR, MASTER_PORT) within ", to_seconds(timeout), ": ", reason));
+    fail_to_reach_store(env, timeout, error);
   }
 }
 
@@ -56,12 +78,9 @@ class Gathering {
       : store_(std::move(store)), env_(env), timeout_(timeout) {}
 
   void join() {
-    if (store_->add(rank_key(env_.rank), 1) > 1) {
-      conclude(c10::str("contradiction: two processes have RANK=", env_.rank));
-    } else {
-      check_world_size();
-      if (store_->add("joined", 1) == env_.world_size) conclude("ok");
-    }
+    if (store_->add(rank_key(env_.rank), 1) > 1) contradict(c10::str("two processes have RANK=", env_.rank));
+    check_world_size();
+    if (store_->add("joined", 1) == env_.world_size) conclude("ok");
     const std::string verdict = await_verdict();
     if (verdict == "ok") return;
     TORCH_CHECK_VALUE(!verdict.starts_with("contradiction"), "rank ", env_.rank, ": ", verdict);
@@ -74,9 +93,14 @@ class Gathering {
   void check_world_size() {
     const std::string mine = std::to_string(env_.world_size);
     const std::string first = store_->compareSet("world_size", "", mine);
-    if (first == mine) return;
-    conclude(
-        c10::str("contradiction: WORLD_SIZE is ", mine, " on rank ", env_.rank, " but ", first, " on another rank"));
+    if (first != mine)
+      contradict(c10::str("WORLD_SIZE is ", mine, " on rank ", env_.rank, " but ", first, " on another rank"));
+  }
+
+  // This rank fails also when the others have concluded without it.
+  [[noreturn]] void contradict(const std::string& what) {
+    conclude("contradiction: " + what);
+    C10_THROW_ERROR(ValueError, c10::str("rank ", env_.rank, ": contradiction: ", what));
   }
 
   void conclude(const std::string& verdict) { store_->compareSet("verdict", "", verdict); }
@@ -106,33 +130,24 @@ class Gathering {
 
 }  // namespace
 
-std::string to_seconds(std::chrono::milliseconds duration) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%.1f s", static_cast<double>(duration.count()) / 1000.0);
-  return text;
-}
-
 StorePtr join_world(const Environment& env, std::chrono::milliseconds timeout) {
   auto& connection = store_connection();
   const std::lock_guard lock(connection.mutex);
   const std::string endpoint = c10::str(env.master_addr, ":", env.master_port, "/", env.rank);
   if (connection.endpoint != endpoint) {
-    connection.store.reset();  // frees a server's port first
-    connection.endpoint.clear();
+    connection.forget();
     connection.store = connect_store(env, timeout);
     connection.endpoint = endpoint;
     connection.num_inits = 0;
   }
-  connection.store->setTimeout(timeout);
-  const std::string job = c10::str("fsdp/", env.run_id, "/", env.restart_count, "/");
-  ++connection.num_inits;
-  // A launcher's store outlives this process, and a worker may run one program after another: count in the store.
-  const auto init =
-      env.use_agent_store ? connection.store->add(c10::str(job, "inits/", env.rank), 1) : connection.num_inits;
-  const std::string prefix = c10::str(job, init, "/");
-  auto store = c10::make_intrusive<c10d::PrefixStore>(prefix, connection.store);
-  Gathering(c10::make_intrusive<c10d::PrefixStore>("join", store), env, timeout).join();
-  return store;
+  try {
+    auto store = connection.next_start(env, timeout);
+    Gathering(c10::make_intrusive<c10d::PrefixStore>("join", store), env, timeout).join();
+    return store;
+  } catch (const c10::DistNetworkError& error) {
+    connection.forget();  // its host is gone; the next attempt connects anew
+    fail_to_reach_store(env, timeout, error);
+  }
 }
 
 }  // namespace fsdp::comm

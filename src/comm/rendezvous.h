@@ -12,7 +12,4 @@ namespace fsdp::comm {
 // c10::ValueError when ranks contradict each other.
 [[nodiscard]] c10::intrusive_ptr<c10d::Store> join_world(const Environment& env, std::chrono::milliseconds timeout);
 
-// "5.0 s"
-[[nodiscard]] std::string to_seconds(std::chrono::milliseconds duration);
-
 }  // namespace fsdp::comm

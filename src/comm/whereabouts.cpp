@@ -28,7 +28,7 @@ std::string word_of(c10d::Store& store, int rank, std::chrono::steady_clock::tim
 }
 
 std::string ask_everyone(const ProcessGroup& group, const std::string& waited_for) {
-  c10d::PrefixStore store("fsdp/whereabouts", group->getStore()->clone());
+  c10d::PrefixStore store("fsdp/whereabouts", group->getStore());  // a new connection to a dead host would take long
   store.set(key_of(group->getRank()), waited_for);
   const auto deadline = std::chrono::steady_clock::now() + patience_of(group);
   std::vector<int> silent;

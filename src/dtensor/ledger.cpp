@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include "comm/immortal.h"
+
 namespace fsdp::dtensor {
 
 namespace {
@@ -13,8 +15,8 @@ constexpr std::array<Ledger::Counter, 3> kCounters{&MemoryStats::num_all_gathers
 }  // namespace
 
 Ledger& Ledger::process() {
-  static Ledger ledger;
-  return ledger;
+  static comm::Immortal<Ledger> ledger;  // a static model outlives a static ledger
+  return ledger.get();
 }
 
 void Ledger::add_here(Field field, int64_t bytes) {

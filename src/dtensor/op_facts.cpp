@@ -2,6 +2,8 @@
 
 #include <shared_mutex>
 
+#include "comm/immortal.h"
+
 namespace fsdp::dtensor {
 
 namespace {
@@ -44,7 +46,8 @@ struct FactsCache {
 }  // namespace
 
 const OpFacts& facts_of(const c10::OperatorHandle& op) {
-  static FactsCache cache;
+  static comm::Immortal<FactsCache> immortal;  // ops may still run in other threads at exit
+  auto& cache = immortal.get();
   const auto* key = &op.schema();
   {
     const std::shared_lock lock(cache.mutex);

@@ -259,6 +259,7 @@ TEST(Run, MistakesAreToldBeforeAnythingStarts) {
       {{"--nnodes", "2", "/bin/true"}, "starts one node"},
       {{"--no-such-option", "/bin/true"}, "--no-such-option"},
       {{"no-such-program-anywhere"}, "no program \"no-such-program-anywhere\" on the PATH"},
+      {{std::string(300, 'x')}, "on the PATH"},
       {{"/no/such/file"}, "\"/no/such/file\" is not a program"}};
   for (const auto& [arguments, message] : cases) {
     const auto run = run_launcher(arguments);

@@ -44,6 +44,31 @@ TEST(Collectives, MoveTheRightValues) {
   }
 }
 
+// What computes nothing takes every dtype, whether the backend knows it or not.
+TEST(Collectives, MoveEveryDtype) {
+  run_ranks(2, [&](const ProcessGroup& group, int rank) {
+    for (const auto dtype : {at::kShort, at::kBool, at::kComplexFloat, at::kFloat8_e4m3fn, at::kBFloat16}) {
+      const auto whole = torch::arange(4).view({2, 2}).to(dtype);
+      const auto own = whole.select(0, rank);
+      const auto same = [&](const torch::Tensor& a, const torch::Tensor& b) {
+        return a.scalar_type() == dtype && torch::equal(a.view(at::kByte), b.view(at::kByte));
+      };
+      auto all = torch::zeros_like(whole);
+      comm::all_gather(all, own, group, "x").wait();
+      EXPECT_TRUE(same(all, whole)) << dtype;
+      auto copy = own.clone();
+      comm::broadcast(copy, 1, group, "x").wait();
+      EXPECT_TRUE(same(copy, whole.select(0, 1))) << dtype;
+      auto gathered = torch::zeros_like(whole);
+      comm::gather_to_rank0(gathered, own, group, "x").wait();
+      EXPECT_EQ(same(gathered, whole), rank == 0) << dtype;
+      auto scattered = torch::zeros_like(own);
+      comm::scatter_from_rank0(scattered, whole.unbind(0), group, "x").wait();
+      EXPECT_TRUE(same(scattered, own)) << dtype;
+    }
+  });
+}
+
 // Rank r sends rank d r + d elements, so that some counts are zero and none are equal; every dtype travels as bytes.
 TEST(Collectives, AllToAllTakesUnevenCounts) {
   for (const int size : {1, 2, 3, 4}) {

@@ -6,6 +6,8 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
 #include "comm/collectives.h"
 #include "comm/gloo_backend.h"
 #include "support/errors.h"
@@ -143,6 +145,32 @@ RANKS_BODY(pg_same_rank_twice) {
 TEST(ProcessGroup, RanksThatContradictEachOtherAllFailAtOnce) {
   EXPECT_ALL_RANKS_OK(spawn_ranks(2, "pg_contradicting_world_size", {.limit = 30s}));
   EXPECT_ALL_RANKS_OK(spawn_ranks(3, "pg_same_rank_twice", {.limit = 30s, .agent_store = false}));
+}
+
+// A third process that comes as rank 1 of 2 when both are there and at work.
+RANKS_BODY(pg_late_duplicate) {
+  const bool is_late = std::string(std::getenv("RANK")) == "2";
+  for (const auto* name : {"WORLD_SIZE", "LOCAL_WORLD_SIZE"}) setenv(name, "2", 1);
+  c10d::TCPStoreOptions client;
+  client.port = static_cast<uint16_t>(std::stoi(std::getenv("MASTER_PORT")));
+  client.waitWorkers = false;
+  if (is_late) {
+    for (const auto* name : {"RANK", "LOCAL_RANK"}) setenv(name, "1", 1);
+    c10d::TCPStore store(std::getenv("MASTER_ADDR"), client);
+    store.wait({"both are there"}, 30s);
+    EXPECT_ERROR(init_process_group({.timeout = 60s}), c10::ValueError, "two processes have RANK=1");
+    return store.set("refused", "yes");
+  }
+  init_process_group();
+  c10d::TCPStore store(std::getenv("MASTER_ADDR"), client);
+  if (rank() == 0) store.set("both are there", "yes");
+  store.wait({"refused"}, 30s);
+  expect_reduction_works(default_group());
+  destroy_process_group();
+}
+
+TEST(ProcessGroup, ALateDuplicateFailsAlone) {
+  EXPECT_ALL_RANKS_OK(spawn_ranks(3, "pg_late_duplicate", {.agent_store = false}));
 }
 
 RANKS_BODY(pg_port_in_use) {

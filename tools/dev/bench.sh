@@ -3,7 +3,6 @@
 source tools/dev/build.sh
 
 cmd_bench() {
-  [[ -f benchmarks/run.sh ]] || die "benchmarks/run.sh is missing"
   cmd_setup
   build_targets
   bash benchmarks/run.sh "$@"

@@ -6,8 +6,8 @@ source tools/dev/build.sh
 cmd_sanitize() {
   local preset layers filter='*'
   case "${1:-address}" in
-    address) preset=asan layers=(comm mesh dtensor) ;;
-    undefined) preset=ubsan layers=(comm mesh dtensor) ;;
+    address) preset=asan layers=(comm mesh dtensor sharding parallel attention) ;;
+    undefined) preset=ubsan layers=(comm mesh dtensor sharding parallel attention) ;;
     thread) preset=tsan layers=(comm sharding) ;;
     *) die "sanitize takes address, undefined or thread, not '$1'" ;;
   esac

@@ -2,8 +2,7 @@
 # shellcheck shell=bash
 
 TORCH_VERSION=2.13.0 # docs/dependencies.md says why this one
-PACKAGES=(g++ cmake ninja-build ccache mold libgloo-dev libgtest-dev libgmock-dev libbenchmark-dev libcli11-dev
-  nlohmann-json3-dev)
+PACKAGES=(g++ cmake ninja-build ccache mold libgloo-dev libgtest-dev libgmock-dev libcli11-dev)
 
 cmd_setup() {
   local libtorch packages=("${PACKAGES[@]}")
