@@ -6,55 +6,34 @@
 // All ranks share the sequence. Prints the seconds and, counted at the allocator, the most bytes that tensors held
 // beyond what rested before the step: activations, their gradients, and what attention and communication need.
 #include <fsdp/fsdp.h>
-#include <torch/torch.h>
 
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <iostream>
 #include <map>
 
+#include "common/tiny_llm.h"
 #include "support/live_bytes.h"
 
 namespace {
 
 struct Options {
-  int64_t seq_len = 65536, dim = 256, heads = 4;
+  lesson::TinyLLMOptions model{.dim = 256};
+  int64_t seq_len = 65536;
   bool bf16 = false;
   fsdp::ContextParallelOptions scope;
 };
 
-struct BlockImpl : torch::nn::Module {
-  explicit BlockImpl(const Options& options) : heads(options.heads) {
-    const auto dim = options.dim;
-    ln1 = register_module("ln1", torch::nn::LayerNorm(torch::nn::LayerNormOptions({dim})));
-    ln2 = register_module("ln2", torch::nn::LayerNorm(torch::nn::LayerNormOptions({dim})));
-    qkv = register_module("qkv", torch::nn::Linear(dim, 3 * dim));
-    out = register_module("out", torch::nn::Linear(dim, dim));
-    up = register_module("up", torch::nn::Linear(dim, 4 * dim));
-    down = register_module("down", torch::nn::Linear(4 * dim, dim));
-  }
-  at::Tensor forward(at::Tensor x) {  // [B, S, D]
-    const auto parts = qkv(ln1(x)).view({x.size(0), x.size(1), 3, heads, -1}).permute({2, 0, 3, 1, 4});
-    const auto y = at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, 0.0, /*is_causal=*/true);
-    x = x + out(y.transpose(1, 2).reshape_as(x));
-    return x + down(at::gelu(up(ln2(x))));
-  }
-  int64_t heads;
-  torch::nn::LayerNorm ln1{nullptr}, ln2{nullptr};
-  torch::nn::Linear qkv{nullptr}, out{nullptr}, up{nullptr}, down{nullptr};
-};
-TORCH_MODULE(Block);
-
 void run(Options options) {
   const auto mesh = fsdp::init_device_mesh(torch::kCPU, {fsdp::world_size()}, {"cp"});
   torch::manual_seed(0);
-  Block block(options);
+  lesson::Block block(options.model);
   const auto dtype = options.bf16 ? torch::kBFloat16 : torch::kFloat32;
   fsdp::fully_shard(block, {.mesh = mesh, .mp_policy = {.param_dtype = dtype, .reduce_dtype = torch::kFloat32}});
   options.scope.sequence_length = options.seq_len;
   const auto scope = fsdp::context_parallel(block, mesh, {}, {}, options.scope);
   torch::manual_seed(1 + fsdp::rank());
-  const auto x = torch::randn({1, scope.position_ids().size(0), options.dim}).to(dtype).requires_grad_();
+  const auto x = torch::randn({1, scope.position_ids().size(0), options.model.dim}).to(dtype).requires_grad_();
 
   const fsdp::testing::LiveBytes bytes;
   const auto start = std::chrono::steady_clock::now();
@@ -65,7 +44,7 @@ void run(Options options) {
   loss.backward();
   const double total = seconds();
   std::cout << "{\"rank\": " << fsdp::rank() << ", \"ranks\": " << fsdp::world_size()
-            << ", \"seq_len\": " << options.seq_len << ", \"dim\": " << options.dim << ", \"dtype\": \""
+            << ", \"seq_len\": " << options.seq_len << ", \"dim\": " << options.model.dim << ", \"dtype\": \""
             << (options.bf16 ? "bf16" : "fp32") << "\", \"loss\": " << loss.item<double>()
             << ", \"forward_s\": " << forward << ", \"backward_s\": " << total - forward << ", \"kept_bytes\": " << kept
             << ", \"peak_bytes\": " << bytes.peak() << "}" << std::endl;
@@ -81,8 +60,8 @@ int main(int argc, char** argv) {
   const std::map<std::string, fsdp::RingRotation> rotations{{"allgather", fsdp::RingRotation::kAllGather},
                                                             {"alltoall", fsdp::RingRotation::kAllToAll}};
   app.add_option("--seq-len", options.seq_len)->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--dim", options.dim)->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--heads", options.heads)->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--dim", options.model.dim)->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--heads", options.model.heads)->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--method", options.scope.method, "ulysses or ring")->transform(CLI::CheckedTransformer(methods));
   app.add_option("--rotation", options.scope.rotation, "of ring")->transform(CLI::CheckedTransformer(rotations));
   app.add_flag("--bf16", options.bf16, "compute in bf16; fp32 otherwise");

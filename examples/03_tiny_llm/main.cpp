@@ -3,13 +3,14 @@
 //
 //   fsdp run --nproc-per-node 2 -- 03_tiny_llm
 //   fsdp run --nproc-per-node 4 -- 03_tiny_llm --replicas 2
-//   ... --dim 4096 --depth 8 --seq-len 1024 --vocab-size 32000     the size of the lesson
+//   ... --dim 4096 --depth 8 --heads 32 --seq-len 1024 --vocab-size 32000     the size of the lesson
 #include <fsdp/fsdp.h>
 
 #include <CLI/CLI.hpp>
 #include <iostream>
 
 #include "common/require.h"
+#include "common/tiny_llm.h"
 
 namespace {
 
@@ -17,42 +18,9 @@ using lesson::require;
 
 struct Options {
   int64_t replicas = 1;
-  int64_t depth = 4, dim = 64, vocab_size = 128;
+  lesson::TinyLLMOptions model{.depth = 4};
   int64_t batch_size = 4, seq_len = 32, steps = 20;
 };
-
-struct BlockImpl : torch::nn::Module {
-  explicit BlockImpl(int64_t dim) {
-    ln1 = register_module("ln1", torch::nn::LayerNorm(torch::nn::LayerNormOptions({dim})));
-    ln2 = register_module("ln2", torch::nn::LayerNorm(torch::nn::LayerNormOptions({dim})));
-    attn = register_module("attn", torch::nn::Linear(dim, dim));
-    mlp = register_module("mlp", torch::nn::Sequential(torch::nn::Linear(dim, 4 * dim), torch::nn::GELU(),
-                                                       torch::nn::Linear(4 * dim, dim)));
-  }
-  at::Tensor forward(at::Tensor x) {  // [B, T, D]
-    x = x + attn(ln1(x));
-    return x + mlp->forward(ln2(x));
-  }
-  torch::nn::LayerNorm ln1{nullptr}, ln2{nullptr};
-  torch::nn::Linear attn{nullptr};
-  torch::nn::Sequential mlp{nullptr};
-};
-TORCH_MODULE(Block);
-
-struct TinyLLMImpl : torch::nn::Module {
-  explicit TinyLLMImpl(const Options& options) {
-    register_module("layers", layers);
-    for (int64_t i = 0; i < options.depth; ++i) layers->push_back(Block(options.dim));
-    head = register_module("head", torch::nn::Linear(options.dim, options.vocab_size));
-  }
-  at::Tensor forward(at::Tensor x) {  // [B, T, D] -> [B, T, V]
-    for (const auto& layer : *layers) x = layer->as<Block>()->forward(x);
-    return head(x);
-  }
-  torch::nn::ModuleList layers;
-  torch::nn::Linear head{nullptr};
-};
-TORCH_MODULE(TinyLLM);
 
 fsdp::DeviceMesh make_mesh(int64_t replicas) {
   const int64_t world_size = fsdp::world_size();
@@ -66,13 +34,13 @@ void train(const Options& options) {
       .param_dtype = torch::kBFloat16, .reduce_dtype = torch::kFloat32, .output_dtype = torch::kFloat32};
   const auto mesh = make_mesh(options.replicas);
   torch::manual_seed(0);
-  TinyLLM model(options);
+  lesson::TinyLLM model(options.model);
   for (const auto& layer : *model->layers) fsdp::fully_shard(layer, {.mesh = mesh, .mp_policy = policy});
   fsdp::fully_shard(model, {.mesh = mesh, .mp_policy = policy});
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-3));
 
   torch::manual_seed(1 + fsdp::rank());
-  const auto x = torch::randn({options.batch_size, options.seq_len, options.dim});
+  const auto x = torch::randn({options.batch_size, options.seq_len, options.model.dim});
   double first = 0, last = 0;
   for (int64_t step = 0; step < options.steps; ++step) {
     const auto logits = fsdp::call(model, x);  // bf16 inside, fp32 outside
@@ -104,9 +72,10 @@ int main(int argc, char** argv) {
   CLI::App app{"TinyLLM in mixed precision, sharded"};
   Options options;
   app.add_option("--replicas", options.replicas, "rows of the mesh (replicate, shard)")->check(CLI::PositiveNumber);
-  app.add_option("--depth", options.depth)->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--dim", options.dim)->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--vocab-size", options.vocab_size)->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--depth", options.model.depth)->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--dim", options.model.dim)->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--heads", options.model.heads)->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--vocab-size", options.model.vocab_size)->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--batch-size", options.batch_size, "of each rank")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--seq-len", options.seq_len)->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--steps", options.steps)->check(CLI::PositiveNumber)->capture_default_str();

@@ -7,7 +7,6 @@
 //   ... --seq-len 65536 --steps 1 --depth 1 --dim 256      a long sequence on two cores, minutes
 //   ... --dim 4096 --depth 8 --heads 32 --vocab-size 32000 --seq-len 131072     the size of the lesson
 #include <fsdp/fsdp.h>
-#include <torch/torch.h>
 
 #include <CLI/CLI.hpp>
 #include <chrono>
@@ -15,53 +14,17 @@
 #include <map>
 
 #include "common/require.h"
+#include "common/tiny_llm.h"
 
 namespace {
 
 using lesson::require;
 
 struct Options {
-  int64_t cp = 2, depth = 2, dim = 64, heads = 4, vocab_size = 128;
-  int64_t batch_size = 1, seq_len = 256, steps = 5;
+  lesson::TinyLLMOptions model;
+  int64_t cp = 2, batch_size = 1, seq_len = 256, steps = 5;
   fsdp::ContextParallelMethod method = fsdp::ContextParallelMethod::kUlysses;
 };
-
-struct BlockImpl : torch::nn::Module {
-  BlockImpl(int64_t dim, int64_t num_heads) : heads(num_heads) {
-    ln1 = register_module("ln1", torch::nn::LayerNorm(torch::nn::LayerNormOptions({dim})));
-    ln2 = register_module("ln2", torch::nn::LayerNorm(torch::nn::LayerNormOptions({dim})));
-    qkv = register_module("qkv", torch::nn::Linear(dim, 3 * dim));
-    out = register_module("out", torch::nn::Linear(dim, dim));
-    mlp = register_module("mlp", torch::nn::Sequential(torch::nn::Linear(dim, 4 * dim), torch::nn::GELU(),
-                                                       torch::nn::Linear(4 * dim, dim)));
-  }
-  at::Tensor forward(at::Tensor x) {  // [B, S, D]
-    const auto parts = qkv(ln1(x)).view({x.size(0), x.size(1), 3, heads, -1}).permute({2, 0, 3, 1, 4});
-    const auto y = at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, 0.0, /*is_causal=*/true);
-    x = x + out(y.transpose(1, 2).reshape_as(x));
-    return x + mlp->forward(ln2(x));
-  }
-  int64_t heads;
-  torch::nn::LayerNorm ln1{nullptr}, ln2{nullptr};
-  torch::nn::Linear qkv{nullptr}, out{nullptr};
-  torch::nn::Sequential mlp{nullptr};
-};
-TORCH_MODULE(Block);
-
-struct TinyLLMImpl : torch::nn::Module {
-  explicit TinyLLMImpl(const Options& options) {
-    register_module("layers", layers);
-    for (int64_t i = 0; i < options.depth; ++i) layers->push_back(Block(options.dim, options.heads));
-    head = register_module("head", torch::nn::Linear(options.dim, options.vocab_size));
-  }
-  at::Tensor forward(at::Tensor x) {  // [B, S, D] -> [B, S, V]
-    for (const auto& layer : *layers) x = layer->as<Block>()->forward(x);
-    return head(x);
-  }
-  torch::nn::ModuleList layers;
-  torch::nn::Linear head{nullptr};
-};
-TORCH_MODULE(TinyLLM);
 
 at::Tensor loss_sum(const at::Tensor& logits, const at::Tensor& targets) {
   return torch::nn::functional::cross_entropy(logits.flatten(0, 1), targets.flatten(),
@@ -74,7 +37,7 @@ void train(const Options& options) {
   const auto all = mesh.flatten();
   const fsdp::FullyShardOptions sharding{.mesh = mesh, .dp_mesh_dims = {.shard = {"dp"}, .replicate = {"cp"}}};
   torch::manual_seed(0);
-  TinyLLM model(options), plain(options);
+  lesson::TinyLLM model(options.model), plain(options.model);
   {
     const torch::NoGradGuard no_grad;
     for (size_t i = 0; i < model->parameters().size(); ++i) plain->parameters()[i].copy_(model->parameters()[i]);
@@ -84,8 +47,8 @@ void train(const Options& options) {
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-3));
 
   torch::manual_seed(1 + mesh.get_local_rank("dp"));  // ranks that share a sequence draw the same one
-  const auto x = torch::randn({options.batch_size, options.seq_len, options.dim});
-  const auto targets = torch::randint(options.vocab_size, {options.batch_size, options.seq_len});
+  const auto x = torch::randn({options.batch_size, options.seq_len, options.model.dim});
+  const auto targets = torch::randint(options.model.vocab_size, {options.batch_size, options.seq_len});
   double first = 0, last = 0;
   for (int64_t step = 0; step < options.steps; ++step) {
     const auto start = std::chrono::steady_clock::now();
@@ -124,10 +87,10 @@ int main(int argc, char** argv) {
   const std::map<std::string, Method> methods{{"ulysses", Method::kUlysses}, {"ring", Method::kRing}};
   app.add_option("--method", options.method, "ulysses or ring")->transform(CLI::CheckedTransformer(methods));
   for (auto& [name, value] : std::map<std::string, int64_t*>{{"--cp", &options.cp},
-                                                             {"--depth", &options.depth},
-                                                             {"--dim", &options.dim},
-                                                             {"--heads", &options.heads},
-                                                             {"--vocab-size", &options.vocab_size},
+                                                             {"--depth", &options.model.depth},
+                                                             {"--dim", &options.model.dim},
+                                                             {"--heads", &options.model.heads},
+                                                             {"--vocab-size", &options.model.vocab_size},
                                                              {"--batch-size", &options.batch_size},
                                                              {"--seq-len", &options.seq_len},
                                                              {"--steps", &options.steps}})
