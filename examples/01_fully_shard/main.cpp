@@ -7,7 +7,7 @@
 #include <iomanip>
 #include <iostream>
 
-#include "common/require.h"
+#include "common/lesson.h"
 #include "common/transformer.h"
 
 namespace {
@@ -79,9 +79,7 @@ void inspect(const lesson::Transformer& model, const lesson::ModelArgs& args) {
   std::cout << "rank " << fsdp::rank() << " holds " << num_local << " of " << num_global << " parameters" << std::endl;
 }
 
-}  // namespace
-
-int main() {
+void teach() {
   fsdp::init_process_group();  // (*) RANK, WORLD_SIZE, ... as `fsdp run` or torchrun set them
   const auto mesh = fsdp::init_device_mesh(torch::kCPU, {fsdp::world_size()}, {"dp"});  // (*)
   const lesson::ModelArgs args{.num_layers = 3, .dropout = 0.0};
@@ -114,3 +112,7 @@ int main() {
   }
   fsdp::destroy_process_group();
 }
+
+}  // namespace
+
+int main() { return lesson::run(teach); }

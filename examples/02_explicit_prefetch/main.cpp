@@ -7,7 +7,7 @@
 
 #include <iostream>
 
-#include "common/require.h"
+#include "common/lesson.h"
 #include "common/transformer.h"
 
 namespace {
@@ -60,9 +60,7 @@ void set_prefetch(const lesson::Transformer& model) {
   }
 }
 
-}  // namespace
-
-int main() {
+void teach() {
   fsdp::init_process_group();
   const auto mesh = fsdp::init_device_mesh(torch::kCPU, {fsdp::world_size()}, {"dp"});
   const lesson::ModelArgs args{.num_layers = 4, .dropout = 0.0};
@@ -95,3 +93,7 @@ int main() {
               << implicit.bytes_in_flight << std::endl;
   fsdp::destroy_process_group();
 }
+
+}  // namespace
+
+int main() { return lesson::run(teach); }

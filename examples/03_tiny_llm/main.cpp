@@ -9,7 +9,7 @@
 #include <CLI/CLI.hpp>
 #include <iostream>
 
-#include "common/require.h"
+#include "common/lesson.h"
 #include "common/tiny_llm.h"
 
 namespace {
@@ -80,7 +80,9 @@ int main(int argc, char** argv) {
   app.add_option("--seq-len", options.seq_len)->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--steps", options.steps)->check(CLI::PositiveNumber)->capture_default_str();
   CLI11_PARSE(app, argc, argv);
-  fsdp::init_process_group();
-  train(options);
-  fsdp::destroy_process_group();
+  return lesson::run([&] {
+    fsdp::init_process_group();
+    train(options);
+    fsdp::destroy_process_group();
+  });
 }

@@ -8,7 +8,7 @@
 #include <iostream>
 #include <set>
 
-#include "common/require.h"
+#include "common/lesson.h"
 #include "common/transformer.h"
 
 namespace {
@@ -59,9 +59,7 @@ Step do_step(lesson::Transformer& model, const at::Tensor& tokens, bool checkpoi
   return step;
 }
 
-}  // namespace
-
-int main() {
+void teach() {
   fsdp::init_process_group();
   const auto mesh = fsdp::init_device_mesh(torch::kCPU, {fsdp::world_size()}, {"dp"});
   const lesson::ModelArgs args{.num_layers = 4, .vocab_size = 32, .max_seq_len = 32, .dim = 32, .dropout = 0.1};
@@ -87,3 +85,7 @@ int main() {
   }
   fsdp::destroy_process_group();
 }
+
+}  // namespace
+
+int main() { return lesson::run(teach); }

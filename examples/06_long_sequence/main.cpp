@@ -13,7 +13,7 @@
 #include <iostream>
 #include <map>
 
-#include "common/require.h"
+#include "common/lesson.h"
 #include "common/tiny_llm.h"
 
 namespace {
@@ -96,7 +96,9 @@ int main(int argc, char** argv) {
                                                              {"--steps", &options.steps}})
     app.add_option(name, *value)->check(CLI::PositiveNumber)->capture_default_str();
   CLI11_PARSE(app, argc, argv);
-  fsdp::init_process_group();
-  train(options);
-  fsdp::destroy_process_group();
+  return lesson::run([&] {
+    fsdp::init_process_group();
+    train(options);
+    fsdp::destroy_process_group();
+  });
 }

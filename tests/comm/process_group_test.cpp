@@ -159,11 +159,11 @@ RANKS_BODY(pg_late_duplicate) {
     c10d::TCPStore store(std::getenv("MASTER_ADDR"), client);
     store.wait({"both are there"}, 30s);
     EXPECT_ERROR(init_process_group({.timeout = 60s}), c10::ValueError, "two processes have RANK=1");
-    return store.set("refused", "yes");
+    return static_cast<c10d::Store&>(store).set("refused", std::string("yes"));
   }
   init_process_group();
   c10d::TCPStore store(std::getenv("MASTER_ADDR"), client);
-  if (rank() == 0) store.set("both are there", "yes");
+  if (rank() == 0) static_cast<c10d::Store&>(store).set("both are there", std::string("yes"));
   store.wait({"refused"}, 30s);
   expect_reduction_works(default_group());
   destroy_process_group();
