@@ -27,12 +27,22 @@ std::string any_complaint(const DeviceMesh& mesh, const std::string& topic, std:
         topic, complaint, [&](const std::string& first) { return first.empty() ? complaint : first; });
     if (!found.empty()) complaint = found;
   }
-  return complaint;
+  // Every rank has one now or none has; but two rows may have settled on different ones.
+  if (complaint.empty() || mesh.ndim() == 1) return complaint;
+  return text_of_first_rank(mesh, topic, complaint);
+}
+
+std::string compare_with_first_rank(const DeviceMesh& mesh, const std::string& topic, const std::string& record,
+                                    const std::function<std::string(const std::string&)>& compare) {
+  const auto complain = [&](const std::string& first) { return first == record ? std::string() : compare(first); };
+  if (mesh.ndim() == 1) return comm::meeting_of(mesh.get_group())->compare_with_rank0(topic, record, complain);
+  return any_complaint(mesh, topic, complain(text_of_first_rank(mesh, topic, record)));
 }
 
 std::string checksum(const at::Tensor& tensor) {
   auto values = tensor.detach();
   if (c10::isFloat8Type(values.scalar_type())) values = values.to(at::kFloat);  // they take no part in promotion
+  if (values.is_complex()) values = at::view_as_real(values.resolve_conj());
   std::ostringstream text;
   text << std::hexfloat << at::sum(values, at::kDouble).item<double>();
   if (values.is_floating_point()) text << " " << at::norm(values, 2, at::kDouble).item<double>();
