@@ -7,16 +7,9 @@
 namespace fsdp {
 namespace {
 
-const DeviceMesh::Data& checked_mesh(const std::shared_ptr<const DeviceMesh::Data>& data) {
-  TORCH_CHECK_VALUE(data != nullptr, "the DeviceMesh is undefined: make one with init_device_mesh or from_group");
-  return *data;
-}
-
 int64_t dim_of_name(const DeviceMesh::Data& data, const std::string& name) {
-  const auto found = std::find(data.names.begin(), data.names.end(), name);
-  TORCH_CHECK_INDEX(found != data.names.end(), "the mesh has no dim named \"", name,
-                    "\"; its names: ", data.names.empty() ? "none" : c10::Join(", ", data.names));
-  return found - data.names.begin();
+  if (const auto dim = mesh::find_dim(data, name)) return *dim;
+  mesh::refuse_name(name, data.names);
 }
 
 int64_t checked_mesh_dim(const DeviceMesh::Data& data, int64_t mesh_dim) {
@@ -33,50 +26,50 @@ void check_one_dim(const DeviceMesh::Data& data, const char* caller) {
 
 }  // namespace
 
-c10::DeviceType DeviceMesh::device_type() const { return checked_mesh(data_).device_type; }
-int64_t DeviceMesh::ndim() const { return static_cast<int64_t>(checked_mesh(data_).shape.size()); }
-const std::vector<int64_t>& DeviceMesh::shape() const { return checked_mesh(data_).shape; }
-const std::vector<std::string>& DeviceMesh::mesh_dim_names() const { return checked_mesh(data_).names; }
-const at::Tensor& DeviceMesh::mesh() const { return checked_mesh(data_).mesh; }
-int64_t DeviceMesh::size() const { return checked_mesh(data_).mesh.numel(); }
-int DeviceMesh::get_rank() const { return checked_mesh(data_).rank; }
-std::optional<std::vector<int64_t>> DeviceMesh::get_coordinate() const { return checked_mesh(data_).coordinate; }
+c10::DeviceType DeviceMesh::device_type() const { return fsdp::mesh::checked(data_).device_type; }
+int64_t DeviceMesh::ndim() const { return static_cast<int64_t>(fsdp::mesh::checked(data_).shape.size()); }
+const std::vector<int64_t>& DeviceMesh::shape() const { return fsdp::mesh::checked(data_).shape; }
+const std::vector<std::string>& DeviceMesh::mesh_dim_names() const { return fsdp::mesh::checked(data_).names; }
+const at::Tensor& DeviceMesh::mesh() const { return fsdp::mesh::checked(data_).mesh; }
+int64_t DeviceMesh::size() const { return fsdp::mesh::checked(data_).mesh.numel(); }
+int DeviceMesh::get_rank() const { return fsdp::mesh::checked(data_).rank; }
+std::optional<std::vector<int64_t>> DeviceMesh::get_coordinate() const { return fsdp::mesh::checked(data_).coordinate; }
 
 int64_t DeviceMesh::size(int64_t mesh_dim) const {
-  const auto& data = checked_mesh(data_);
+  const auto& data = fsdp::mesh::checked(data_);
   return data.shape[checked_mesh_dim(data, mesh_dim)];
 }
 
 int64_t DeviceMesh::get_local_rank() const {
-  check_one_dim(checked_mesh(data_), "get_local_rank");
+  check_one_dim(fsdp::mesh::checked(data_), "get_local_rank");
   return get_local_rank(0);
 }
 
 int64_t DeviceMesh::get_local_rank(int64_t mesh_dim) const {
-  const auto& data = checked_mesh(data_);
+  const auto& data = fsdp::mesh::checked(data_);
   const int64_t dim = checked_mesh_dim(data, mesh_dim);
   TORCH_CHECK(data.coordinate.has_value(), "get_local_rank: rank ", data.rank, " is not in the mesh");
   return (*data.coordinate)[dim];
 }
 
 int64_t DeviceMesh::get_local_rank(const std::string& mesh_dim) const {
-  return get_local_rank(dim_of_name(checked_mesh(data_), mesh_dim));
+  return get_local_rank(dim_of_name(fsdp::mesh::checked(data_), mesh_dim));
 }
 
 ProcessGroup DeviceMesh::get_group() const {
-  check_one_dim(checked_mesh(data_), "get_group");
+  check_one_dim(fsdp::mesh::checked(data_), "get_group");
   return get_group(0);
 }
 
 ProcessGroup DeviceMesh::get_group(int64_t mesh_dim) const {
-  const auto& data = checked_mesh(data_);
+  const auto& data = fsdp::mesh::checked(data_);
   const auto& group = data.groups[checked_mesh_dim(data, mesh_dim)];
   TORCH_CHECK(group.defined(), "get_group: rank ", data.rank, " is not in the mesh");
   return group;
 }
 
 ProcessGroup DeviceMesh::get_group(const std::string& mesh_dim) const {
-  return get_group(dim_of_name(checked_mesh(data_), mesh_dim));
+  return get_group(dim_of_name(fsdp::mesh::checked(data_), mesh_dim));
 }
 
 bool DeviceMesh::operator==(const DeviceMesh& other) const {

@@ -2,7 +2,6 @@
 
 #include <c10/util/StringUtil.h>
 
-#include <numeric>
 #include <set>
 
 namespace fsdp::mesh {
@@ -16,6 +15,22 @@ std::optional<std::vector<int64_t>> find_coordinate(const at::Tensor& ranks, int
 }
 
 }  // namespace
+
+const DeviceMesh::Data& checked(const DataPtr& data) {
+  TORCH_CHECK_VALUE(data != nullptr, "the DeviceMesh is undefined: make one with init_device_mesh or from_group");
+  return *data;
+}
+
+std::optional<int64_t> find_dim(const DeviceMesh::Data& data, const std::string& name) {
+  const auto found = std::find(data.names.begin(), data.names.end(), name);
+  if (found == data.names.end()) return std::nullopt;
+  return found - data.names.begin();
+}
+
+void refuse_name(const std::string& name, const std::vector<std::string>& known) {
+  TORCH_CHECK_INDEX(false, "the mesh has no dim named \"", name,
+                    "\"; its names: ", known.empty() ? "none" : c10::Join(", ", known));
+}
 
 void check_names(const std::vector<std::string>& names, int64_t ndim) {
   if (names.empty()) return;

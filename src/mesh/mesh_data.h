@@ -15,7 +15,7 @@ struct DeviceMesh::Data {
   std::vector<ProcessGroup> groups;  // one a mesh dim; null when the caller is outside
   int rank = 0;                      // of the caller
   std::optional<std::vector<int64_t>> coordinate;
-  bool in_default_group = true;  // the ranks are those of the default group, so new groups can be made
+  bool in_default_group = true;  // every rank of the default group has this mesh, so new groups can be made
 
   std::shared_ptr<const Data> root;             // the mesh this one was cut from; null for a root
   std::vector<std::vector<int64_t>> root_dims;  // by mesh dim: the dims of the root that it covers, in order
@@ -33,6 +33,9 @@ namespace mesh {
 
 using DataPtr = std::shared_ptr<const DeviceMesh::Data>;
 
+// Errors: c10::ValueError when there is none.
+[[nodiscard]] const DeviceMesh::Data& checked(const DataPtr& data);
+
 // A root mesh; finds the caller's coordinate. `groups` has one entry a dim.
 [[nodiscard]] DataPtr make_root(c10::DeviceType device_type, const at::Tensor& ranks, std::vector<std::string> names,
                                 std::vector<ProcessGroup> groups, int rank, bool in_default_group);
@@ -40,6 +43,11 @@ using DataPtr = std::shared_ptr<const DeviceMesh::Data>;
 // The cut of `root` along mesh dims that each cover some dims of the root, at the caller's place in all other dims.
 [[nodiscard]] DataPtr make_slice(const DataPtr& root, const std::vector<std::vector<int64_t>>& root_dims,
                                  std::vector<std::string> names, std::vector<ProcessGroup> groups);
+
+// The place of `name` in the names of the mesh itself; nullopt when it is not there.
+[[nodiscard]] std::optional<int64_t> find_dim(const DeviceMesh::Data& data, const std::string& name);
+// c10::IndexError: `known` are the names that would do.
+[[noreturn]] void refuse_name(const std::string& name, const std::vector<std::string>& known);
 
 // Errors: c10::Error when there are names but not one a dim, or one of them twice.
 void check_names(const std::vector<std::string>& names, int64_t ndim);

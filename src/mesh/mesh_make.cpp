@@ -11,6 +11,15 @@
 namespace fsdp {
 namespace {
 
+bool is_in_default_group(const ProcessGroup& group) { return !comm::state_of(group)->global_ranks.empty(); }
+
+// Whether all ranks of the default group can make groups over `ranks`. A mesh of some of them is this rank's part of
+// something larger: the others hold other parts, or none.
+bool spans_default_group(const at::Tensor& ranks, const std::vector<ProcessGroup>& groups) {
+  return std::all_of(groups.begin(), groups.end(), is_in_default_group) && is_initialized() &&
+         ranks.numel() == world_size();
+}
+
 std::vector<int64_t> ranks_of_group(const ProcessGroup& group) {
   const auto& global = comm::state_of(group)->global_ranks;
   if (!global.empty()) return {global.begin(), global.end()};
@@ -22,9 +31,7 @@ std::vector<int64_t> ranks_of_group(const ProcessGroup& group) {
 // What `mesh` says about the members of the group along `dim` must be what the group says.
 void check_group_along(const ProcessGroup& group, int64_t dim, const at::Tensor& ranks,
                        const std::vector<int64_t>& coordinate) {
-  TORCH_CHECK_VALUE(group->getSize() == ranks.size(dim), "from_group: the group of mesh dim ", dim, " has ",
-                    group->getSize(), " ranks, but the mesh has ", ranks.size(dim), " along it");
-  if (comm::state_of(group)->global_ranks.empty()) return;
+  if (!is_in_default_group(group)) return;
   at::Tensor row = ranks;
   for (int64_t other = ranks.dim() - 1; other >= 0; --other) {
     if (other != dim) row = row.select(other, coordinate[other]);
@@ -72,9 +79,9 @@ DeviceMesh DeviceMesh::from_group(const ProcessGroup& group, c10::DeviceType dev
   const auto ranks = ranks_of_group(group);
   mesh::check_names(mesh_dim_names, 1);
   const int own = static_cast<int>(ranks[group->getRank()]);
-  const bool in_default_group = !comm::state_of(group)->global_ranks.empty();
-  return DeviceMesh(mesh::make_root(device_type, at::tensor(ranks, at::kLong), std::move(mesh_dim_names), {group}, own,
-                                    in_default_group));
+  const auto line = at::tensor(ranks, at::kLong);
+  return DeviceMesh(
+      mesh::make_root(device_type, line, std::move(mesh_dim_names), {group}, own, spans_default_group(line, {group})));
 }
 
 DeviceMesh DeviceMesh::from_group(const std::vector<ProcessGroup>& groups, c10::DeviceType device_type,
@@ -87,13 +94,13 @@ DeviceMesh DeviceMesh::from_group(const std::vector<ProcessGroup>& groups, c10::
   fsdp::mesh::check_names(mesh_dim_names, mesh.dim());
   const auto ranks = mesh.to(at::kCPU, at::kLong).contiguous();
   std::vector<int64_t> coordinate;
-  bool in_default_group = true;
-  for (size_t dim = 0; dim < groups.size(); ++dim) {
-    in_default_group &= !comm::state_of(groups[dim])->global_ranks.empty();
-    coordinate.push_back(groups[dim]->getRank());
-    TORCH_CHECK_VALUE(coordinate.back() < ranks.size(static_cast<int64_t>(dim)), "from_group: the group of mesh dim ",
-                      dim, " has ", groups[dim]->getSize(), " ranks, but the mesh has ",
-                      ranks.size(static_cast<int64_t>(dim)), " along it");
+  for (int64_t dim = 0; dim < ranks.dim(); ++dim) {
+    const auto& group = groups[static_cast<size_t>(dim)];
+    TORCH_CHECK_VALUE(group.defined(), "from_group: the group of mesh dim ", dim,
+                      " is null: this rank is not part of it");
+    TORCH_CHECK_VALUE(group->getSize() == ranks.size(dim), "from_group: the group of mesh dim ", dim, " has ",
+                      group->getSize(), " ranks, but the mesh has ", ranks.size(dim), " along it");
+    coordinate.push_back(group->getRank());
   }
   at::Tensor own = ranks;
   for (const auto place : coordinate) own = own.select(0, place);
@@ -101,7 +108,7 @@ DeviceMesh DeviceMesh::from_group(const std::vector<ProcessGroup>& groups, c10::
     check_group_along(groups[dim], static_cast<int64_t>(dim), ranks, coordinate);
   }
   return DeviceMesh(fsdp::mesh::make_root(device_type, ranks, std::move(mesh_dim_names), groups,
-                                          static_cast<int>(own.item<int64_t>()), in_default_group));
+                                          static_cast<int>(own.item<int64_t>()), spans_default_group(ranks, groups)));
 }
 
 }  // namespace fsdp

@@ -9,23 +9,13 @@ namespace {
 
 using FlattenedDim = DeviceMesh::Data::FlattenedDim;
 
-std::string known_names(const DeviceMesh::Data& data) {
-  std::vector<std::string> names = data.names;
-  for (const auto& [name, flattened] : data.flattened) names.push_back(name);
-  return c10::Join(", ", names);
-}
-
 FlattenedDim find_named_dim(const DeviceMesh::Data& data, const std::string& name) {
-  const auto own = std::find(data.names.begin(), data.names.end(), name);
-  if (own != data.names.end()) {
-    const auto dim = own - data.names.begin();
-    return {data.root_dims[dim], data.groups[dim]};
-  }
+  if (const auto dim = mesh::find_dim(data, name)) return {data.root_dims[*dim], data.groups[*dim]};
   const std::lock_guard lock(data.mutex);
-  const auto flattened = data.flattened.find(name);
-  TORCH_CHECK_INDEX(flattened != data.flattened.end(), "the mesh has no dim named \"", name,
-                    "\"; its names: ", known_names(data));
-  return flattened->second;
+  if (const auto flattened = data.flattened.find(name); flattened != data.flattened.end()) return flattened->second;
+  auto known = data.names;
+  for (const auto& [flat_name, flattened] : data.flattened) known.push_back(flat_name);
+  mesh::refuse_name(name, known);
 }
 
 // Dims must be disjoint and in the order of the mesh.
@@ -47,7 +37,7 @@ std::optional<FlattenedDim> find_flattened(const DeviceMesh::Data& root, const s
                                            const std::vector<int64_t>& dims) {
   const std::lock_guard lock(root.mutex);
   const auto found = root.flattened.find(name);
-  const bool is_dim = std::find(root.names.begin(), root.names.end(), name) != root.names.end();
+  const bool is_dim = mesh::find_dim(root, name).has_value();
   TORCH_CHECK_VALUE(!is_dim && (found == root.flattened.end() || found->second.root_dims == dims),
                     "flatten: the name \"", name, "\" belongs to other dims of this mesh: choose another");
   if (found == root.flattened.end()) return std::nullopt;
@@ -58,8 +48,8 @@ ProcessGroup make_flattened(const DeviceMesh::Data& data, const DeviceMesh::Data
                             const std::vector<int64_t>& dims) {
   if (data.groups.size() == 1) return data.groups[0];
   TORCH_CHECK(data.in_default_group,
-              "flatten: this mesh was made from groups outside the default one, so no group over ",
-              "several of its dims can be made");
+              "flatten: this mesh was made from groups whose ranks are not those of the default one, so no group over "
+              "several of its dims can be made (replicate_below on it needs one): make it with init_device_mesh");
   return mesh::make_group_along(root.mesh, dims, c10::str("mesh_", name));
 }
 
@@ -68,8 +58,8 @@ ProcessGroup make_flattened(const DeviceMesh::Data& data, const DeviceMesh::Data
 DeviceMesh DeviceMesh::operator[](const std::string& name) const { return slice({name}); }
 
 DeviceMesh DeviceMesh::slice(const std::vector<std::string>& names) const {
-  TORCH_CHECK_VALUE(data_ != nullptr, "slice: the DeviceMesh is undefined");
-  TORCH_CHECK(!data_->names.empty(), "slice: the mesh has no mesh_dim_names: give them to init_device_mesh");
+  TORCH_CHECK(!fsdp::mesh::checked(data_).names.empty(),
+              "slice: the mesh has no mesh_dim_names: give them to init_device_mesh");
   TORCH_CHECK_INDEX(!names.empty(), "slice: no name given; the mesh has ", c10::Join(", ", data_->names));
   if (names == data_->names) return *this;
   std::vector<FlattenedDim> dims;
@@ -85,8 +75,8 @@ DeviceMesh DeviceMesh::slice(const std::vector<std::string>& names) const {
 }
 
 DeviceMesh DeviceMesh::flatten(const std::string& name) const {
-  TORCH_CHECK_VALUE(data_ != nullptr, "flatten: the DeviceMesh is undefined");
-  TORCH_CHECK(!data_->names.empty(), "flatten: the mesh has no mesh_dim_names: give them to init_device_mesh");
+  TORCH_CHECK(!fsdp::mesh::checked(data_).names.empty(),
+              "flatten: the mesh has no mesh_dim_names: give them to init_device_mesh");
   const std::string flat_name = name.empty() ? c10::Join("_", data_->names) : name;
   if (ndim() == 1 && flat_name == data_->names[0]) return *this;
   const auto root = data_->root ? data_->root : data_;

@@ -151,7 +151,21 @@ RANKS_BODY(mesh_from_groups) {
   EXPECT_ERROR(std::ignore = DeviceMesh::from_group(groups, torch::kCPU, torch::arange(6).view({3, 2}), {"dp", "cp"}),
                c10::ValueError, "has 2 ranks, but the mesh has 3");
   EXPECT_ERROR(std::ignore = DeviceMesh::from_group(ProcessGroup(), torch::kCPU), c10::ValueError, "null");
+  EXPECT_ERROR(
+      std::ignore = DeviceMesh::from_group({groups[0], ProcessGroup()}, torch::kCPU, mesh.mesh(), {"dp", "cp"}),
+      c10::ValueError, "mesh dim 1 is null");
 }
+
+// Each rank knows the part that holds it; a group over it would be another list of ranks on every part.
+RANKS_BODY(mesh_over_a_part) {
+  const auto mesh = init_device_mesh("cpu", {2, 2, 1}, {"pp", "dp", "cp"});
+  const auto part = DeviceMesh::from_group({mesh.get_group("cp"), mesh.get_group("dp")}, torch::kCPU,
+                                           mesh["dp"].mesh().view({1, 2}), {"replicate", "shard"});
+  EXPECT_ERROR(std::ignore = part.flatten(), c10::Error, "not those of the default one");
+  EXPECT_EQ(sum_of_ranks(mesh.slice({"dp", "cp"}).flatten("all"), "all"), rank() < 2 ? 1 : 5);
+}
+
+TEST(DeviceMesh, APartOfTheWorldMakesNoGroups) { EXPECT_ALL_RANKS_OK(spawn_ranks(4, "mesh_over_a_part")); }
 
 TEST(DeviceMesh, FromGroupsThatExist) { EXPECT_ALL_RANKS_OK(spawn_ranks(4, "mesh_from_groups")); }
 
