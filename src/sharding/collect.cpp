@@ -88,32 +88,10 @@ std::set<const c10::TensorImpl*> precise_parameters(const torch::nn::Module& roo
   return precise;
 }
 
-bool can_flatten(const DeviceMesh& mesh) {
-  try {
-    return mesh.flatten().defined();
-  } catch (const c10::Error&) {
-    return false;
-  }
-}
-
-// All ranks of `mesh` in one dim.
-DeviceMesh replicas_of(const DeviceMesh& mesh) {
-  TORCH_CHECK_NOT_IMPLEMENTED(mesh.ndim() == 1 || can_flatten(mesh),
-                              "replicate_below on a mesh of several dims needs one made by init_device_mesh, not from "
-                              "groups: there is no group over all its ranks");
-  return mesh.ndim() == 1 ? mesh : mesh.flatten();
-}
-
-// `replicas`: made when the first tiny parameter asks for it.
-void place(NamedParameter& parameter, const FullyShardOptions& options, DeviceMesh& replicas) {
+void place(NamedParameter& parameter, const FullyShardOptions& options) {
   parameter.mesh = options.mesh;
-  if (parameter.tensor.numel() < options.replicate_below) {
-    if (!replicas.defined()) replicas = replicas_of(options.mesh);
-    parameter.mesh = replicas;
-    parameter.is_whole = true;
-    return;
-  }
-  if (!options.shard_placement_fn) return;
+  parameter.is_whole = parameter.tensor.numel() < options.replicate_below;
+  if (parameter.is_whole || !options.shard_placement_fn) return;
   const auto placement = options.shard_placement_fn(parameter.path, parameter.tensor);
   if (!placement) return;
   const auto ndim = parameter.tensor.dim();
@@ -142,7 +120,7 @@ bool is_claimed(const std::string& path, const at::Tensor& tensor) {
   return state != nullptr;
 }
 
-void add_unclaimed(const torch::nn::Module& module, const FullyShardOptions& options, DeviceMesh& replicas,
+void add_unclaimed(const torch::nn::Module& module, const FullyShardOptions& options,
                    std::set<const c10::TensorImpl*>& seen, std::vector<NamedParameter>& unclaimed) {
   check_members("", unwrapped(module));
   for (const auto& item : module.named_modules("", /*include_self=*/false))
@@ -155,7 +133,7 @@ void add_unclaimed(const torch::nn::Module& module, const FullyShardOptions& opt
     check_parameter(item.key(), tensor);
     NamedParameter parameter{item.key(), tensor};
     parameter.keeps_precision = precise.contains(tensor.unsafeGetTensorImpl());
-    place(parameter, options, replicas);
+    place(parameter, options);
     TORCH_CHECK_VALUE(tensor.is_meta() || tensor.device().type() == parameter.mesh.device_type(), "parameter '",
                       item.key(), "' is on ", tensor.device(), " and the mesh on ", parameter.mesh.device_type(),
                       "; move the module first");
@@ -173,8 +151,7 @@ std::vector<NamedParameter> unclaimed_parameters(const std::vector<torch::nn::Mo
     TORCH_CHECK_VALUE(ignored.defined(), "ignored_params holds an undefined tensor");
   std::vector<NamedParameter> unclaimed;
   std::set<const c10::TensorImpl*> seen;
-  DeviceMesh replicas;
-  for (const auto* module : modules) add_unclaimed(*module, options, replicas, seen, unclaimed);
+  for (const auto* module : modules) add_unclaimed(*module, options, seen, unclaimed);
   check_meta_is_all_or_none(unclaimed);
   return unclaimed;
 }

@@ -6,7 +6,8 @@
 
 namespace fsdp::sharding {
 
-// The parameters of `modules` that no earlier fully_shard claimed, each once under its first dotted name.
+// The parameters of `modules` that no earlier fully_shard claimed, each once under its first dotted name. Those that
+// stay whole are over the mesh of the options still. Local.
 // Errors: c10::ValueError (0-dim, replaced member, some but not all on the meta device), c10::NotImplementedError (not
 // contiguous, a DTensor that belongs to no group, Shard(d > 0) that does not divide), c10::Error (inference tensor, no
 // such dim), each naming the path.

@@ -9,6 +9,11 @@ namespace fsdp::sharding {
 // have or that come twice, and dims that differ between ranks.
 [[nodiscard]] DeviceMesh data_parallel_mesh(const DeviceMesh& mesh, const DataParallelMeshDims& dims);
 
+// All ranks of that mesh in one dim: where parameters stay whole. Collective over the default group where no such group
+// was made before. Errors: c10::Error for a mesh of several dims made from groups of other ranks than the default
+// one's.
+[[nodiscard]] DeviceMesh replica_mesh(const DeviceMesh& mesh, const DataParallelMeshDims& dims);
+
 // Whole parameters on every rank, as replicate() leaves them.
 [[nodiscard]] inline bool replicates_only(const DataParallelMeshDims& dims) {
   return dims.shard.empty() && !dims.replicate.empty();

@@ -129,6 +129,25 @@ void rename_parameters(const torch::nn::Module& module) {
   }
 }
 
+// Once all ranks agree on what is whole: over all ranks of the mesh. Decided by the options alone, because every rank
+// of the default group takes part, also one that wraps another module.
+void place_whole(std::vector<NamedParameter>& parameters, const FullyShardOptions& given, const DeviceMesh& checked) {
+  const auto& dims = given.dp_mesh_dims;
+  const auto mesh = sharding::replica_mesh(dims.empty() ? checked : given.mesh, dims);
+  for (auto& parameter : parameters)
+    if (parameter.is_whole) parameter.mesh = mesh;
+}
+
+// What the options mean on their mesh.
+FullyShardOptions checked_options(const FullyShardOptions& given) {
+  auto checked = given;
+  checked.mesh = sharding::checked_mesh(sharding::data_parallel_mesh(given.mesh, given.dp_mesh_dims));
+  if (sharding::replicates_only(given.dp_mesh_dims)) checked.replicate_below = sharding::kAllWhole;
+  checked.reshard_after_forward = sharding::checked_reshard(given.reshard_after_forward, checked.mesh);
+  sharding::check_offload(given.offload_policy, checked.mesh);
+  return checked;
+}
+
 }  // namespace
 
 FSDPModule sharding::wrap_modules(const char* caller, const std::vector<torch::nn::Module*>& modules,
@@ -142,15 +161,17 @@ FSDPModule sharding::wrap_modules(const char* caller, const std::vector<torch::n
     TORCH_CHECK(!is_fsdp(*module), title, ": this module was wrapped before; wrap it once");
     check_bottom_up(*module, title);
   }
-  auto checked = options;
-  checked.mesh = sharding::checked_mesh(sharding::data_parallel_mesh(options.mesh, options.dp_mesh_dims));
-  if (sharding::replicates_only(options.dp_mesh_dims)) checked.replicate_below = sharding::kAllWhole;
-  checked.reshard_after_forward = sharding::checked_reshard(options.reshard_after_forward, checked.mesh);
-  sharding::check_offload(options.offload_policy, checked.mesh);
-  const auto parameters = sharding::unclaimed_parameters(modules, checked);
-  sharding::check_same_start(parameters, c10::str(caller, "(", name, ")"), checked);
-  sharding::connect_neighbours(checked.reshard_after_forward, checked.mesh);
-  if (options.sync_init) sharding::broadcast_start(parameters, modules, checked.mesh);
+  const auto title = c10::str(caller, "(", name, ")");
+  const auto checked = checked_options(options);
+  auto parameters = sharding::unclaimed_parameters(modules, checked);
+  sharding::check_reshard_of(parameters, checked.reshard_after_forward);
+  sharding::check_same_structure(parameters, modules, title, checked);
+  if (checked.replicate_below > 0) place_whole(parameters, options, checked.mesh);
+  sharding::connect_neighbours(parameters, checked.reshard_after_forward);
+  if (options.sync_init)
+    sharding::broadcast_start(parameters, modules, checked.mesh);
+  else
+    sharding::compare_start(parameters, title);
 
   const auto runtime = join_runtimes(modules, checked.mesh);
   const auto state = make_state(modules, name, checked);

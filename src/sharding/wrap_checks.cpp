@@ -4,7 +4,6 @@
 
 #include "comm/collectives.h"
 #include "comm/group_state.h"
-#include "comm/meeting.h"
 #include "mesh/agreement.h"
 
 namespace fsdp::sharding {
@@ -18,7 +17,8 @@ std::string structure_of(const std::vector<NamedParameter>& parameters, const Fu
   std::ostringstream text;
   text << "param_dtype " << dtype_name(options.mp_policy.param_dtype) << ", reduce_dtype "
        << dtype_name(options.mp_policy.reduce_dtype) << ", reshard_after_forward "
-       << options.reshard_after_forward.num_ranks(/*is_root=*/false) << "\n";
+       << options.reshard_after_forward.num_ranks(/*is_root=*/false) << (options.sync_init ? ", sync_init" : "")
+       << "\n";
   for (const auto& parameter : parameters) {
     const auto& tensor = parameter.tensor;
     text << parameter.path << " " << tensor.sizes() << " " << tensor.scalar_type()
@@ -26,16 +26,56 @@ std::string structure_of(const std::vector<NamedParameter>& parameters, const Fu
          << (parameter.is_whole ? " whole" : c10::str(" cut on dim ", parameter.dim)) << " over "
          << parameter.mesh.mesh().sizes() << " ranks\n";
   }
+  text << "replicate_below " << options.replicate_below << "\n";  // decides whether a group is made
   return text.str();
 }
 
-// One line a parameter that differs whenever its values do, up to collisions.
-std::string checksums_of(const std::vector<NamedParameter>& parameters) {
+template <class Visit>
+void for_each_buffer(const std::vector<torch::nn::Module*>& modules, const Visit& visit) {
+  for (const auto* module : modules)
+    for (const auto& item : module->named_buffers())
+      if (item.value().defined()) visit(item.key(), item.value());
+}
+
+// One line a buffer: what is broadcast must have one size.
+std::string buffers_of(const std::vector<torch::nn::Module*>& modules) {
+  std::ostringstream text;
+  for_each_buffer(modules, [&](const std::string& path, const at::Tensor& buffer) {
+    text << "buffer " << path << " " << buffer.sizes() << " " << buffer.scalar_type()
+         << (buffer.is_meta() ? " on meta" : "") << "\n";
+  });
+  return text.str();
+}
+
+// One line a parameter over `mesh` that differs whenever its values do, up to collisions.
+std::string checksums_of(const std::vector<NamedParameter>& parameters, const DeviceMesh& mesh) {
   const dtensor::PlainScope plain;
   std::string text;
   for (const auto& parameter : parameters)
-    if (!parameter.tensor.is_meta()) text += parameter.path + " " + checksum(parameter.tensor) + "\n";
+    if (parameter.mesh == mesh && !parameter.tensor.is_meta())
+      text += parameter.path + " " + checksum(parameter.tensor) + "\n";
   return text;
+}
+
+// Each mesh once, in the order of the parameters, which is the same on all ranks.
+std::vector<DeviceMesh> meshes_of(const std::vector<NamedParameter>& parameters) {
+  std::vector<DeviceMesh> meshes;
+  for (const auto& parameter : parameters)
+    if (std::find(meshes.begin(), meshes.end(), parameter.mesh) == meshes.end()) meshes.push_back(parameter.mesh);
+  return meshes;
+}
+
+// The first line in which a rank's listing is not that of the mesh's first rank, on every rank. Collective.
+std::string difference_between_ranks(const DeviceMesh& mesh, const std::string& topic, const std::string& listing) {
+  return compare_with_first_rank(mesh, topic, listing, [&](const std::string& first) {
+    return c10::str("seen from rank ", mesh.get_rank(), ": ", first_difference(listing, first));
+  });
+}
+
+void broadcast_over(const DeviceMesh& mesh, const std::string& path, const at::Tensor& tensor) {
+  if (tensor.is_meta()) return;
+  for (int64_t mesh_dim = 0; mesh_dim < mesh.ndim(); ++mesh_dim)
+    if (mesh.size(mesh_dim) > 1) comm::broadcast(tensor.detach(), 0, mesh.get_group(mesh_dim), path).wait();
 }
 
 }  // namespace
@@ -84,9 +124,23 @@ ReshardAfterForward checked_reshard(const ReshardAfterForward& reshard, const De
   return reshard;
 }
 
-void connect_neighbours(const ReshardAfterForward& reshard, const DeviceMesh& mesh) {
+void check_reshard_of(const std::vector<NamedParameter>& parameters, const ReshardAfterForward& reshard) {
   if (!reshard.is_number()) return;
-  std::ignore = comm::neighbours_of(mesh.get_group(mesh.ndim() - 1), static_cast<int>(reshard.num_ranks(false)));
+  const auto num_ranks = reshard.num_ranks(false);
+  for (const auto& parameter : parameters) {
+    const auto size = parameter.mesh.size(-1);
+    TORCH_CHECK_VALUE(parameter.is_whole || num_ranks >= size || size % num_ranks == 0, "reshard_after_forward is ",
+                      num_ranks, ", but '", parameter.path, "' is cut over ", size,
+                      " ranks by shard_placement_fn: a number that divides them is needed");
+  }
+}
+
+void connect_neighbours(const std::vector<NamedParameter>& parameters, const ReshardAfterForward& reshard) {
+  if (!reshard.is_number()) return;
+  const auto num_ranks = reshard.num_ranks(false);
+  for (const auto& parameter : parameters)
+    if (!parameter.is_whole && num_ranks < parameter.mesh.size(-1))
+      std::ignore = comm::neighbours_of(parameter.mesh.get_group(-1), static_cast<int>(num_ranks));
 }
 
 void check_offload(const std::optional<CPUOffloadPolicy>& policy, const DeviceMesh& mesh) {
@@ -96,41 +150,31 @@ void check_offload(const std::optional<CPUOffloadPolicy>& policy, const DeviceMe
   TORCH_WARN_ONCE("CPUOffloadPolicy has nothing to do: the mesh is on the CPU, where the shards rest already");
 }
 
-void check_same_start(const std::vector<NamedParameter>& parameters, const std::string& title,
-                      const FullyShardOptions& options) {
-  const auto& mesh = options.mesh;
-  const bool compare_values = !options.sync_init;
-  const auto structure = structure_of(parameters, options);
-  const auto checksums = compare_values ? checksums_of(parameters) : std::string();
-  for (int64_t mesh_dim = 0; mesh_dim < mesh.ndim(); ++mesh_dim) {
-    if (mesh.size(mesh_dim) == 1) continue;
-    const auto meeting = comm::meeting_of(mesh.get_group(mesh_dim));
-    const auto structural = meeting->compare_with_rank0(
-        "wrap by " + title, structure, [&](const std::string& theirs) { return first_difference(structure, theirs); });
-    TORCH_CHECK_VALUE(structural.empty(), title, ": the ranks wrap different modules: ", structural);
-    if (!compare_values) continue;
-    const auto different = meeting->compare_with_rank0("values of " + title, checksums, [&](const std::string& theirs) {
-      return first_difference(checksums, theirs);
-    });
-    if (different.empty()) continue;
-    TORCH_WARN(title, ": the ranks start from different values (checksums: ", different,
-               "). Seed all ranks alike, load a checkpoint, or pass sync_init = true");
+void check_same_structure(const std::vector<NamedParameter>& parameters, const std::vector<torch::nn::Module*>& modules,
+                          const std::string& title, const FullyShardOptions& options) {
+  auto structure = structure_of(parameters, options);
+  if (options.sync_init) structure += buffers_of(modules);
+  const auto different = difference_between_ranks(options.mesh, "wrap by " + title, structure);
+  TORCH_CHECK_VALUE(different.empty(), title, ": the ranks wrap different modules, ", different);
+}
+
+void compare_start(const std::vector<NamedParameter>& parameters, const std::string& title) {
+  std::string different;
+  for (const auto& mesh : meshes_of(parameters)) {
+    const auto found = difference_between_ranks(mesh, "values of " + title, checksums_of(parameters, mesh));
+    if (different.empty()) different = found;
   }
+  if (different.empty()) return;
+  TORCH_WARN(title, ": the ranks start from different values (checksums, ", different,
+             "). Seed all ranks alike, load a checkpoint, or pass sync_init = true");
 }
 
 void broadcast_start(const std::vector<NamedParameter>& parameters, const std::vector<torch::nn::Module*>& modules,
                      const DeviceMesh& mesh) {
   const dtensor::PlainScope plain;
-  for (int64_t mesh_dim = 0; mesh_dim < mesh.ndim(); ++mesh_dim) {
-    if (mesh.size(mesh_dim) == 1) continue;
-    const auto group = mesh.get_group(mesh_dim);
-    for (const auto& parameter : parameters)
-      if (!parameter.tensor.is_meta()) comm::broadcast(parameter.tensor.detach(), 0, group, parameter.path).wait();
-    for (const auto* module : modules)
-      for (const auto& item : module->named_buffers())
-        if (item.value().defined() && !item.value().is_meta())
-          comm::broadcast(item.value().detach(), 0, group, item.key()).wait();
-  }
+  for (const auto& parameter : parameters) broadcast_over(parameter.mesh, parameter.path, parameter.tensor);
+  for_each_buffer(modules,
+                  [&](const std::string& path, const at::Tensor& buffer) { broadcast_over(mesh, path, buffer); });
 }
 
 }  // namespace fsdp::sharding

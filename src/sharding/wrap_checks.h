@@ -13,21 +13,29 @@ namespace fsdp::sharding {
 // not from 1 to the number of shards, or does not divide it.
 [[nodiscard]] ReshardAfterForward checked_reshard(const ReshardAfterForward& reshard, const DeviceMesh& mesh);
 
+// The same for the meshes that shard_placement_fn gave `parameters`; where one has no more shards than that, they are
+// freed. Errors: c10::ValueError naming the parameter.
+void check_reshard_of(const std::vector<NamedParameter>& parameters, const ReshardAfterForward& reshard);
+
 // Makes the groups that a checked number of ranks needs, once all ranks agree on it. Collective.
-void connect_neighbours(const ReshardAfterForward& reshard, const DeviceMesh& mesh);
+void connect_neighbours(const std::vector<NamedParameter>& parameters, const ReshardAfterForward& reshard);
 
 // Warns where offloading has nothing to do. Errors: c10::NotImplementedError on other devices.
 void check_offload(const std::optional<CPUOffloadPolicy>& policy, const DeviceMesh& mesh);
 
-// All ranks of `mesh` must wrap the same structure; different values only warn. Collective through the store.
-// Errors: c10::ValueError on every rank, naming the first difference. `title`: "fully_shard(Linear)".
-void check_same_start(const std::vector<NamedParameter>& parameters, const std::string& title,
-                      const FullyShardOptions& options);
+// All ranks of the options' mesh must wrap the same structure; with sync_init the same buffers too. Collective through
+// the store. Errors: c10::ValueError on every rank, naming the first difference. `title`: "fully_shard(Linear)".
+void check_same_structure(const std::vector<NamedParameter>& parameters, const std::vector<torch::nn::Module*>& modules,
+                          const std::string& title, const FullyShardOptions& options);
+
+// Warns on every rank where parameters differ between the ranks of their mesh. Collective through the store.
+void compare_start(const std::vector<NamedParameter>& parameters, const std::string& title);
 
 // The first line in which two listings differ, this rank's and rank 0's; "" when they are the same.
 [[nodiscard]] std::string first_difference(const std::string& mine, const std::string& theirs);
 
-// Mesh rank 0's values of parameters and buffers on every rank. Collective.
+// The values of the mesh's first rank on every rank: of parameters over their own mesh, of buffers over `mesh`.
+// Collective.
 void broadcast_start(const std::vector<NamedParameter>& parameters, const std::vector<torch::nn::Module*>& modules,
                      const DeviceMesh& mesh);
 

@@ -164,6 +164,7 @@ TEST(InitErrors, OptionsThatDifferBetweenRanks) {
     EXPECT_CONTAINS(refused({}, {.mp_policy = {.reduce_dtype = at::kBFloat16}}), "reduce_dtype");
     EXPECT_CONTAINS(refused({}, {.reshard_after_forward = false}), "reshard_after_forward");
     EXPECT_CONTAINS(refused({}, {.replicate_below = 5}), "bias");
+    EXPECT_CONTAINS(refused({}, {.sync_init = true}), "sync_init");
   });
 }
 
