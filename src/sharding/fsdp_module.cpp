@@ -126,9 +126,10 @@ void FSDPModule::set_reduce_scatter_unused_params(bool reduce_unused, bool recur
   for_each_module(state_, recurse, [&](ModuleState& state) { state.reduction.reduce_unused = reduce_unused; });
 }
 
-void FSDPModule::set_reduce_scatter_max_input_buffers(int64_t num_buffers, bool /*recurse*/) {
+void FSDPModule::set_reduce_scatter_max_input_buffers(int64_t num_buffers, bool recurse) {
   TORCH_CHECK_VALUE(num_buffers >= 1, "set_reduce_scatter_max_input_buffers(", num_buffers, "): at least 1 is needed");
-  if (const auto runtime = state_->runtime.lock()) runtime->set_max_reductions(num_buffers);
+  for_each_module(state_, recurse,
+                  [&](ModuleState& state) { state.reduction.max_in_flight = static_cast<size_t>(num_buffers); });
 }
 
 void FSDPModule::set_all_reduce_hook(std::function<void(const at::Tensor&)> hook) {

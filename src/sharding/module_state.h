@@ -19,6 +19,7 @@ struct ReductionSettings {
   bool requires_gradient_sync = true;
   bool requires_all_reduce = true;
   bool reduce_unused = false;
+  size_t max_in_flight = 1;  // reductions of the root; the largest of its modules counts
   std::optional<double> divide_factor;
   std::function<void(const at::Tensor&)> all_reduce_hook;
 };

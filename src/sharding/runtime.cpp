@@ -23,7 +23,6 @@ void Runtime::add_module(const std::shared_ptr<ModuleState>& module) {
 void Runtime::absorb(Runtime& inner) {
   const std::scoped_lock lock(mutex_, inner.mutex_);
   dtensor::Ledger::merge(inner.ledger_, ledger_);
-  max_reductions_ = std::max(max_reductions_, inner.max_reductions_);
   is_last_backward_ = is_last_backward_ && inner.is_last_backward_;
   for (const auto& module : inner.modules_) add_module(module);
   for (const auto& weak : inner.groups_) {
@@ -233,7 +232,9 @@ at::Tensor Runtime::reduce_whole(ParamGroup& group, int index, const at::Tensor&
 void Runtime::track(const std::shared_ptr<PendingReduction>& reduction) { reductions_.push_back(reduction); }
 
 void Runtime::make_room_for_reduction() {
-  while (reductions_.size() >= max_reductions_) {
+  size_t most = 1;
+  for (const auto& module : modules_) most = std::max(most, module->reduction.max_in_flight);
+  while (reductions_.size() >= most) {
     const auto oldest = reductions_.front();
     reductions_.erase(reductions_.begin());
     oldest->wait();
@@ -309,11 +310,6 @@ void Runtime::remember_collectives() const {
 void Runtime::set_is_last_backward(bool is_last_backward) {
   const std::lock_guard lock(mutex_);
   is_last_backward_ = is_last_backward;
-}
-
-void Runtime::set_max_reductions(int64_t num_reductions) {
-  const std::lock_guard lock(mutex_);
-  max_reductions_ = std::max(max_reductions_, static_cast<size_t>(num_reductions));
 }
 
 }  // namespace fsdp::sharding

@@ -31,7 +31,6 @@ class Runtime : public dtensor::Scheduler, public std::enable_shared_from_this<R
   void reset();                     // FSDPModule::reset_iter_state
   void set_is_last_backward(bool is_last_backward);
   void remember_collectives() const;
-  void set_max_reductions(int64_t num_reductions);
 
   void add_group(const std::shared_ptr<ParamGroup>& group);
   void add_module(const std::shared_ptr<ModuleState>& module);
@@ -41,7 +40,7 @@ class Runtime : public dtensor::Scheduler, public std::enable_shared_from_this<R
 
   [[nodiscard]] const std::shared_ptr<dtensor::Ledger>& ledger() const { return ledger_; }
   [[nodiscard]] const std::shared_ptr<BlockPool>& pool() const { return pool_; }
-  // At most max_reductions_ fly while the next group computes: waits for older ones.
+  // Before a reduction starts: waits for older ones, so that no more fly than the modules allow.
   void make_room_for_reduction();
   // Before a reduction of `indices` of `group`: meets the other ranks unless the last backward had it at this place.
   void expect_reduction(const ParamGroup& group, const std::vector<int>& indices);
@@ -77,7 +76,6 @@ class Runtime : public dtensor::Scheduler, public std::enable_shared_from_this<R
   std::vector<int> backward_tasks_;  // ids of the graph tasks that run, outermost first
   bool in_forward_ = false;
   bool is_last_backward_ = true;
-  size_t max_reductions_ = 1;
   std::vector<std::shared_ptr<PendingReduction>> reductions_;  // oldest first
 };
 

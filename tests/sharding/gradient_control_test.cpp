@@ -255,6 +255,32 @@ TEST(MaxInputBuffers, ChangeNoValues) {  // behaviours 49
   });
 }
 
+// What flies while backward computes, which shows in the bytes of reductions that nobody has waited for.
+TEST(MaxInputBuffers, HoldAsSetLastAndForOneModuleAlone) {
+  run_on_ranks(2, [](const RankContext& rank) {
+    Twins twins(rank, net_of<Blocks>(), {.reshard_after_forward = false});  // no gathers in backward
+    auto root = FSDPModule::of(*twins.sharded);
+    auto block = FSDPModule::of(*Twins::as<Blocks>(*twins.sharded).blocks[1]);
+    const auto peak = [&] {
+      const auto loss = twins.sharded->loss(twins.part);
+      reset_peak_memory_stats(*twins.sharded);
+      loss.backward();
+      const auto most = twins.stats().buffers.peak;
+      for (const auto& parameter : twins.q) (void)DTensor(parameter.grad()).to_local();
+      twins.zero_grad();
+      return most;
+    };
+    const auto one = peak();
+    root.set_reduce_scatter_max_input_buffers(4);
+    EXPECT_GT(peak(), one);
+    root.set_reduce_scatter_max_input_buffers(1);
+    EXPECT_EQ(peak(), one);
+    block.set_reduce_scatter_max_input_buffers(4, /*recurse=*/false);
+    root.set_reduce_scatter_max_input_buffers(1, /*recurse=*/false);
+    EXPECT_GT(peak(), one) << "the largest of all modules counts";
+  });
+}
+
 TEST(SecondDerivatives, GradientPenalty) {
   for (const int size : {1, 2, 3, 4}) {
     run_on_ranks(size, [](const RankContext& rank) {
