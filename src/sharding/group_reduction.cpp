@@ -214,16 +214,17 @@ void ParamGroup::keep_partial(const std::vector<int>& indices, const Places& pla
 void ParamGroup::keep_local(const std::vector<int>& indices, const Places& places, variable_list& grads,
                             variable_list& reduced) {
   const auto own_settings = settings();
+  const auto hook = own_settings.all_reduce_hook;  // which may set another one
   for (const auto k : places) {
     const auto index = indices[k];
     const auto& layout = layout_.slots[index];
     if (!grads[k].defined() && !own_settings.reduce_unused) continue;
-    auto own = grads[k].defined() ? grads[k].to(reduce_dtype(index)).contiguous()
-                                  : at::zeros(layout.sizes, slots_[index].local.options());
-    const bool is_shared = dtensor::has_wrapper_key(own) || own.is_same(grads[k]);
-    const bool changes = own_settings.all_reduce_hook || own_settings.divide_factor;
-    if (dtensor::has_wrapper_key(own) || (is_shared && changes)) own = own.clone();
-    if (own_settings.all_reduce_hook) own_settings.all_reduce_hook(own.view({-1}));
+    auto own = std::exchange(grads[k], at::Tensor());
+    own = own.defined() ? own.to(reduce_dtype(index)).contiguous()
+                        : at::zeros(layout.sizes, slots_[index].local.options());
+    // Autograd may give one tensor to two parameters, and others may hold it too.
+    if (dtensor::has_wrapper_key(own) || own.use_count() > 1 || own.storage().use_count() > 1) own = own.clone();
+    if (hook) hook(own.view({-1}));
     if (own_settings.divide_factor) own.div_(*own_settings.divide_factor);
     reduced[k] = wrap_gradient(index, own.to(layout.dtype), nullptr);
   }

@@ -281,6 +281,23 @@ TEST(MaxInputBuffers, HoldAsSetLastAndForOneModuleAlone) {
   });
 }
 
+// Autograd gives both parameters one tensor.
+TEST(OneRank, GradientsOfASumShareNoMemory) {
+  run_on_ranks(1, [](const RankContext& rank) {
+    struct Net : torch::nn::Module {
+      at::Tensor first = register_parameter("first", torch::ones({3})),
+                 second = register_parameter("second", torch::ones({3}));
+    } plain, sharded;
+    fully_shard(sharded, {.mesh = rank.mesh});
+    const auto x = torch::tensor({3.0F, 4.0F, 1.0F});
+    for (auto* net : {&plain, &sharded}) {
+      for (int i = 0; i < 2; ++i) ((net->first + net->second) * x).sum().backward();
+      torch::nn::utils::clip_grad_norm_(net->parameters(), 1.0);
+    }
+    EXPECT_LE(difference(grads(plain.parameters()), grads(sharded.parameters())), kClose);
+  });
+}
+
 TEST(SecondDerivatives, GradientPenalty) {
   for (const int size : {1, 2, 3, 4}) {
     run_on_ranks(size, [](const RankContext& rank) {
