@@ -166,7 +166,10 @@ ReductionPlan ParamGroup::plan_reduction(const std::vector<int>& indices, const 
     parameter.is_used = grads[places[i]].defined() || parameter.partial.defined() || own_settings.reduce_unused;
     offset += layout_.slots[indices[places[i]]].shard_numel();
   }
-  const auto [divide_before, divide_after] = divisions(factor, reduce_dtype(indices[places.front()]));
+  const auto dtype = reduce_dtype(indices[places.front()]);
+  const auto [divide_before, divide_after] = divisions(factor, dtype);
+  const auto num_bytes = offset * static_cast<int64_t>(c10::elementSize(dtype));
+  const bool has_shards = num_ranks_ > 1;
   return {.shard_group = shard_group_,
           .replicate_group = replicate_group_,
           .all_reduces = all_reduces,
@@ -175,7 +178,8 @@ ReductionPlan ParamGroup::plan_reduction(const std::vector<int>& indices, const 
           .name = what,
           .parameters = std::move(parameters),
           .hook = own_settings.all_reduce_hook,
-          .fingerprint = comm::Fingerprint::next(shard_group_, "reduce_scatter", what, offset),
+          .fingerprint = comm::Fingerprint::next(has_shards ? shard_group_ : replicate_group_,
+                                                 has_shards ? "reduce_scatter" : "all_reduce", what, num_bytes),
           .gradient_numel = offset};
 }
 

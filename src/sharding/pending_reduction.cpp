@@ -76,7 +76,8 @@ void PendingReduction::check_tail() const {
   const auto num_params = plan_.parameters.size();
   for (size_t bit = 0; bit < ReductionPlan::kDigestBits; ++bit)
     if (differs(num_params + bit))
-      plan_.fingerprint.fail(plan_.shard_group, "another rank reduces the gradients of another group");
+      plan_.fingerprint.fail(has_shards() ? plan_.shard_group : plan_.replicate_group,
+                             "another rank reduces the gradients of another group");
   for (size_t i = 0; i < num_params; ++i)
     if (differs(i)) fail_unequal_use(plan_.parameters[i]);
 }

@@ -46,5 +46,36 @@ TEST(Mixed, ReductionsOfEqualSize) {
   });
 }
 
+TEST(Mixed, ReductionsOfWholeParametersSayWhichRank) {
+  run_on_ranks(2, [](const RankContext& rank) {
+    const std::string name = "gradients of layers." + std::to_string(rank.rank());
+    sharding::ReductionPlan plan{.shard_group = comm::neighbours_of(rank.group, 1),
+                                 .replicate_group = rank.group,
+                                 .name = name,
+                                 .parameters = {},
+                                 .hook = {},
+                                 .fingerprint = comm::Fingerprint::next(rank.group, "all_reduce", name, 4),
+                                 .gradient_numel = 4};
+    const auto input = torch::cat({torch::ones({4}), torch::tensor(plan.tail())});
+    sharding::PendingReduction pending(std::move(plan), {}, input, torch::empty_like(input));
+    EXPECT_CONTAINS(error_of<c10::DistError>([&] { pending.wait(); }),
+                    c10::str("rank ", rank.rank(), " of 2 does #1: all_reduce of ", name));
+  });
+}
+
+TEST(Mixed, ReductionsAreNamedWithTheirBytes) {
+  run_on_ranks(2, [](const RankContext& rank) {
+    torch::nn::Linear cut(4, 4), whole(4, 4);
+    fill_parameters(*cut, 1);
+    fill_parameters(*whole, 1);
+    fully_shard(cut, {.mesh = rank.mesh});
+    replicate(*whole, {.mesh = rank.mesh});
+    cut(torch::ones({1, 4})).sum().backward();
+    EXPECT_CONTAINS(comm::last_collective(rank.group), "reduce_scatter of gradients of weight and 1 more (40 bytes)");
+    whole(torch::ones({1, 4})).sum().backward();
+    EXPECT_CONTAINS(comm::last_collective(rank.group), "all_reduce of gradients of weight and 1 more (80 bytes)");
+  });
+}
+
 }  // namespace
 }  // namespace fsdp::testing
