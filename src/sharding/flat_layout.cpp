@@ -10,6 +10,8 @@ namespace {
 
 // Start of each gathered parameter: what LibTorch's allocator gives, and vector kernels like.
 constexpr int64_t kGatheredAlignment = 64;
+// The widest element, complex128: the rows of all ranks can be viewed as any dtype.
+constexpr int64_t kRowAlignment = 16;
 
 SlotLayout make_slot(const SlotShape& shape, int64_t num_ranks) {
   SlotLayout slot;
@@ -20,11 +22,18 @@ SlotLayout make_slot(const SlotShape& shape, int64_t num_ranks) {
   const auto at_dim = shape.sizes.begin() + shape.dim;
   slot.before = std::accumulate(shape.sizes.begin(), at_dim, int64_t{1}, std::multiplies<>());
   slot.after = std::accumulate(at_dim + 1, shape.sizes.end(), int64_t{1}, std::multiplies<>());
+  slot.num_ranks = num_ranks;
   slot.chunk = dtensor::chunk_length(slot.n, num_ranks);
   return slot;
 }
 
 }  // namespace
+
+std::vector<int64_t> SlotLayout::shard_sizes(int64_t rank) const {
+  auto shard = sizes;
+  shard[static_cast<size_t>(dim)] = rows_of(rank).size();
+  return shard;
+}
 
 FlatLayout make_layout(const std::vector<SlotShape>& shapes, int64_t num_ranks) {
   FlatLayout layout;
@@ -41,20 +50,8 @@ FlatLayout make_layout(const std::vector<SlotShape>& shapes, int64_t num_ranks) 
     layout.gathered_bytes += align(slot.shard_bytes() * num_ranks, kGatheredAlignment);
   }
   if (num_ranks == 1) layout.gathered_bytes = layout.shard_bytes;
-  layout.row_bytes = align(layout.shard_bytes, kFingerprintBytes) + kFingerprintBytes;
+  layout.row_bytes = align(layout.shard_bytes + kFingerprintBytes, kRowAlignment);
   return layout;
-}
-
-std::pair<int64_t, int64_t> own_rows(const SlotLayout& slot, int64_t rank) {
-  const auto begin = std::min(slot.n, slot.chunk * rank);
-  return {begin, std::min(slot.n, begin + slot.chunk)};
-}
-
-std::vector<int64_t> shard_sizes(const SlotLayout& slot, int64_t rank) {
-  const auto [begin, end] = own_rows(slot, rank);
-  auto sizes = slot.sizes;
-  sizes[static_cast<size_t>(slot.dim)] = end - begin;
-  return sizes;
 }
 
 }  // namespace fsdp::sharding

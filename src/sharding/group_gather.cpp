@@ -16,10 +16,7 @@ using dtensor::PlainScope;
 
 namespace {
 
-void stamp(const at::Tensor& place, const comm::Fingerprint& fingerprint) {
-  auto bits = fingerprint.bits();
-  place.copy_(at::from_blob(&bits, {kFingerprintBytes}, at::kByte));
-}
+at::Tensor tail_of(const at::Tensor& row) { return row.narrow(0, row.numel() - kFingerprintBytes, kFingerprintBytes); }
 
 // Every row of what arrived ends with the fingerprint of the rank that sent it.
 void check_fingerprints(const Gather& gather, const Runtime& runtime) {
@@ -73,15 +70,22 @@ Gather ParamGroup::gather_shards() {
   gather.group = shard_group_;
   if (casts_) gather.row = cast_row();
   if (num_ranks_ == 1) return gather;
-  const auto& row = casts_ ? gather.row.bytes() : flat_;
-  gather.fingerprint = comm::Fingerprint::next(shard_group_, "all_gather", name(), row.numel());
-  stamp(casts_ ? row.narrow(0, row.numel() - kFingerprintBytes, kFingerprintBytes) : flat_fingerprint_,
-        *gather.fingerprint);
-  const auto num_bytes = num_ranks_ * row.numel();
-  gather.rows = runtime_->pool()->acquire(num_bytes, {runtime_->ledger(), &MemoryStats::buffers, num_bytes});
-  gather.work = comm::all_gather(gather.rows.bytes(), row, shard_group_, name());
-  runtime_->ledger()->count(&MemoryStats::num_all_gathers);
+  if (casts_)
+    start(gather, "all_gather", gather.row.bytes(), tail_of(gather.row.bytes()));
+  else
+    start(gather, "all_gather", flat_, flat_fingerprint_);
   return gather;
+}
+
+// Sends `row`, whose end is `tail`.
+void ParamGroup::start(Gather& gather, const char* kind, const at::Tensor& row, const at::Tensor& tail) const {
+  gather.fingerprint = comm::Fingerprint::next(gather.group, kind, name(), row.numel());
+  auto bits = gather.fingerprint->bits();
+  tail.copy_(at::from_blob(&bits, {kFingerprintBytes}, at::kByte));
+  const auto num_bytes = gather.group->getSize() * row.numel();
+  gather.rows = runtime_->pool()->acquire(num_bytes, {runtime_->ledger(), &MemoryStats::buffers, num_bytes});
+  gather.work = comm::all_gather(gather.rows.bytes(), row, gather.group, name());
+  runtime_->ledger()->count(&MemoryStats::num_all_gathers);
 }
 
 // This rank's shards in the dtypes they are gathered in.
@@ -103,13 +107,7 @@ Gather ParamGroup::gather_parts() {
   gather.version = part_.version;
   gather.of_parts = true;
   gather.group = part_.group;
-  const auto& row = part_.bytes.bytes();
-  gather.fingerprint = comm::Fingerprint::next(part_.group, "all_gather of parts", name(), row.numel());
-  stamp(row.narrow(0, row.numel() - kFingerprintBytes, kFingerprintBytes), *gather.fingerprint);
-  const auto num_bytes = part_.group->getSize() * row.numel();
-  gather.rows = runtime_->pool()->acquire(num_bytes, {runtime_->ledger(), &MemoryStats::buffers, num_bytes});
-  gather.work = comm::all_gather(gather.rows.bytes(), row, part_.group, name());
-  runtime_->ledger()->count(&MemoryStats::num_all_gathers);
+  start(gather, "all_gather of parts", part_.bytes.bytes(), tail_of(part_.bytes.bytes()));
   return gather;
 }
 

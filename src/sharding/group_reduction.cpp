@@ -26,7 +26,7 @@ void cut_into_rows(const at::Tensor& target, const at::Tensor& grad, const SlotL
   }
   const auto flat = grad.reshape({-1});
   for (int64_t r = 0; r < num_ranks; ++r) {
-    const auto [begin, end] = own_rows(slot, r);
+    const auto [begin, end] = slot.rows_of(r);
     const auto numel = (end - begin) * slot.after;
     auto row = target[r];
     if (numel > 0) row.narrow(0, 0, numel).copy_(flat.narrow(0, begin * slot.after, numel));
@@ -133,7 +133,7 @@ void ParamGroup::reduce_places(const std::vector<int>& indices, const Places& pl
     auto& parameter = plan.parameters[i];
     const auto& layout = layout_.slots[indices[places[i]]];
     if (!parameter.is_used || !plan.all_reduces) continue;
-    const auto sizes = shard_sizes(layout, rank_);
+    const auto sizes = layout.shard_sizes(rank_);
     parameter.result = layout.dtype == dtype ? output.narrow(0, parameter.offset, parameter.numel).view(sizes)
                                              : at::empty(sizes, output.options().dtype(layout.dtype));
   }

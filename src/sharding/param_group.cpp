@@ -80,7 +80,7 @@ void ParamGroup::adopt(const std::vector<NamedParameter>& parameters) {
 // changes.
 void ParamGroup::adopt_one(size_t index, const NamedParameter& parameter) {
   const auto& layout = layout_.slots[index];
-  const auto [begin, end] = own_rows(layout, rank_);
+  const auto [begin, end] = layout.rows_of(rank_);
   auto& slot = slots_[index];
   slot.local = local_view(index);
   slot.local.copy_(parameter.tensor.detach().narrow(layout.dim, begin, end - begin));
@@ -113,7 +113,7 @@ void ParamGroup::allocate_flat(const std::vector<SlotShape>& shapes, c10::Device
 
 at::Tensor ParamGroup::local_view(size_t index) const {
   const auto& slot = layout_.slots[index];
-  const auto sizes = shard_sizes(slot, rank_);
+  const auto sizes = slot.shard_sizes(rank_);
   const auto num_bytes = c10::multiply_integers(sizes) * slot.itemsize();
   return flat_.narrow(0, slot.shard_offset, num_bytes).view(slot.dtype).view(sizes);
 }
@@ -240,7 +240,7 @@ void ParamGroup::forget(const UnshardNode* node) {
 void ParamGroup::write_back(int index) {
   const PlainScope plain;
   const auto& slot = gather_layout_.slots[index];
-  const auto [begin, end] = own_rows(slot, rank_);
+  const auto [begin, end] = slot.rows_of(rank_);
   const auto whole = block_.view(slot.gathered_offset, slot.numel(), slot.dtype).view(slot.sizes);
   slots_[index].local.copy_(whole.narrow(slot.dim, begin, end - begin));  // the gathered copy is stale from here on
 }

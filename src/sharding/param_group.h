@@ -126,6 +126,7 @@ class ParamGroup : public dtensor::Owner, public std::enable_shared_from_this<Pa
   [[nodiscard]] uint32_t flat_version() const { return static_cast<uint32_t>(flat_._version()); }
 
   // group_gather.cpp
+  void start(Gather& gather, const char* kind, const at::Tensor& row, const at::Tensor& tail) const;
   [[nodiscard]] Gather gather_shards();
   [[nodiscard]] Gather gather_parts();
   [[nodiscard]] Block cast_row() const;

@@ -48,6 +48,19 @@ TEST(PlacementFn, NegativeDimsAndWritesAndOldGradients) {
   });
 }
 
+TEST(PlacementFn, WidestDtypeOnAnotherDimThanTheFirst) {
+  run_on_ranks(2, [](const RankContext& rank) {
+    const auto values = torch::complex(torch::arange(12.0, at::kDouble), torch::arange(12.0, at::kDouble) * 2);
+    torch::nn::Module net;
+    const auto weight = net.register_parameter("weight", values.view({3, 4}).clone());
+    fully_shard(net, {.mesh = rank.mesh, .shard_placement_fn = [](const std::string&, const at::Tensor&) {
+                        return ShardPlacementResult{Shard{1}};
+                      }});
+    const torch::NoGradGuard no_grad;
+    EXPECT_TRUE(torch::equal(torch::mm(torch::eye(3, at::kComplexDouble), weight).view({-1}), values));
+  });
+}
+
 TEST(PlacementFn, Misuse) {
   run_on_ranks(2, [](const RankContext& rank) {
     const auto shard_on_1 = [](const std::string&, const at::Tensor&) { return ShardPlacementResult{Shard{1}}; };

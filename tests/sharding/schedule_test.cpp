@@ -90,8 +90,9 @@ TEST(FlatLayout, GivesEveryRankTheSameRowWhateverDivides) {
   EXPECT_EQ(layout.slots[0].chunk, 3);
   EXPECT_EQ(layout.slots[0].shard_numel(), 9);
   EXPECT_EQ(layout.slots[1].shard_numel(), 3);
-  EXPECT_EQ(own_rows(layout.slots[0], 1), std::make_pair(int64_t{3}, int64_t{5}));
-  EXPECT_EQ(own_rows(layout.slots[1], 1), std::make_pair(int64_t{1}, int64_t{1})) << "an empty shard";
+  EXPECT_EQ(layout.slots[0].rows_of(1).begin, 3);
+  EXPECT_EQ(layout.slots[0].rows_of(1).end, 5);
+  EXPECT_EQ(layout.slots[1].shard_sizes(1), (std::vector<int64_t>{0, 3})) << "an empty shard";
   EXPECT_EQ(layout.shard_bytes, 12 * 4) << "no gaps";
 }
 
@@ -110,10 +111,7 @@ TEST(FlatLayout, FollowsTorchChunk) {
   const auto rows = [](int64_t n, int64_t num_ranks) {
     const auto layout = make_layout({{{n}, at::kFloat}}, num_ranks);
     std::vector<int64_t> sizes;
-    for (int64_t r = 0; r < num_ranks; ++r) {
-      const auto [begin, end] = own_rows(layout.slots[0], r);
-      sizes.push_back(end - begin);
-    }
+    for (int64_t r = 0; r < num_ranks; ++r) sizes.push_back(layout.slots[0].rows_of(r).size());
     return sizes;
   };
   EXPECT_EQ(rows(5, 4), (std::vector<int64_t>{2, 2, 1, 0}));
