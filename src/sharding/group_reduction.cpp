@@ -5,7 +5,6 @@
 #include <cmath>
 
 #include "comm/log.h"
-#include "dtensor/layout.h"
 #include "sharding/param_group.h"
 #include "sharding/pending_reduction.h"
 #include "sharding/runtime.h"
@@ -45,11 +44,6 @@ std::pair<double, double> divisions(double factor, at::ScalarType dtype) {
 
 }  // namespace
 
-ReductionSettings ParamGroup::settings() const {
-  const auto module = module_.lock();
-  return module ? module->reduction : ReductionSettings{};
-}
-
 at::ScalarType ParamGroup::reduce_dtype(int index) const {
   const auto gathered = gather_layout_.slots[static_cast<size_t>(index)].dtype;
   return mp_policy_.reduce_dtype && at::isFloatingType(gathered) ? *mp_policy_.reduce_dtype : gathered;
@@ -62,15 +56,14 @@ variable_list ParamGroup::reduce(const std::vector<int>& indices, variable_list 
   for (auto& grad : grads)
     if (grad.defined() && grad.is_sparse()) grad = grad.to_dense();
   variable_list reduced(indices.size());
-  if (settings().requires_gradient_sync) {
+  if (module_->reduction.requires_gradient_sync) {
     add_unsynced(indices, grads);
     for (const auto& places : places_by_dtype(indices)) reduce_places(indices, places, grads, reduced);
   } else {
     keep_unsynced(indices, grads);
   }
   drop_gather();
-  const auto module = module_.lock();
-  if (!module || module->reshard_after_backward) reshard();
+  if (module_->reshard_after_backward) reshard();
   return reduced;
 }
 
@@ -150,7 +143,7 @@ void ParamGroup::reduce_places(const std::vector<int>& indices, const Places& pl
 // What is known before a gradient is copied. Takes over what earlier backwards reduced over the shards only.
 ReductionPlan ParamGroup::plan_reduction(const std::vector<int>& indices, const Places& places,
                                          const variable_list& grads) {
-  const auto own_settings = settings();
+  const auto& own_settings = module_->reduction;
   const auto factor = own_settings.divide_factor.value_or(static_cast<double>(num_all_ranks()));
   const auto what = "gradients of " + name();
   std::vector<ReducedParameter> parameters(places.size());
@@ -217,7 +210,7 @@ void ParamGroup::keep_partial(const std::vector<int>& indices, const Places& pla
 // A single rank holds everything: nothing to communicate.
 void ParamGroup::keep_local(const std::vector<int>& indices, const Places& places, variable_list& grads,
                             variable_list& reduced) {
-  const auto own_settings = settings();
+  const auto& own_settings = module_->reduction;
   const auto hook = own_settings.all_reduce_hook;  // which may set another one
   for (const auto k : places) {
     const auto index = indices[k];
@@ -246,7 +239,7 @@ at::Tensor ParamGroup::wrap_gradient(int index, at::Tensor local, std::shared_pt
 }
 
 void ParamGroup::reduce_leftovers() {
-  const auto own_settings = settings();
+  const auto& own_settings = module_->reduction;
   if (!own_settings.requires_gradient_sync) return;
   std::vector<int> indices;
   for (size_t i = 0; i < slots_.size(); ++i) {
@@ -279,7 +272,7 @@ void ParamGroup::drop_leftovers() {
 // derivatives by the sharded mean: hand each rank the whole of it (docs/architecture.md, second derivatives).
 variable_list ParamGroup::reduce_backward(const std::vector<int>& indices, const variable_list& grads) {
   const auto num_ranks = static_cast<double>(num_all_ranks());
-  const auto scale = num_ranks / settings().divide_factor.value_or(num_ranks);
+  const auto scale = num_ranks / module_->reduction.divide_factor.value_or(num_ranks);
   variable_list whole(indices.size());
   for (size_t k = 0; k < indices.size(); ++k) {
     if (!grads[k].defined()) continue;

@@ -12,13 +12,13 @@ namespace fsdp::sharding {
 using dtensor::PlainScope;
 
 ParamGroup::ParamGroup(const DeviceMesh& mesh, bool is_whole, std::shared_ptr<Runtime> runtime,
-                       const std::shared_ptr<ModuleState>& module)
+                       std::shared_ptr<ModuleState> module)
     : mesh_(mesh),
       is_whole_(is_whole),
       shard_group_(mesh.get_group(mesh.ndim() - 1)),
       runtime_(std::move(runtime)),
-      module_(module),
-      mp_policy_(module->mp_policy) {
+      module_(std::move(module)),
+      mp_policy_(module_->mp_policy) {
   if (is_whole || mesh.ndim() > 1) replicate_group_ = mesh.get_group(0);
   if (is_whole) shard_group_ = comm::neighbours_of(shard_group_, 1);
   num_ranks_ = shard_group_->getSize();
@@ -35,10 +35,9 @@ ParamGroup::~ParamGroup() {
 }
 
 std::shared_ptr<ParamGroup> ParamGroup::create(const std::vector<NamedParameter>& parameters,
-                                               std::shared_ptr<Runtime> runtime,
-                                               const std::shared_ptr<ModuleState>& module) {
+                                               std::shared_ptr<Runtime> runtime, std::shared_ptr<ModuleState> module) {
   const auto& first = parameters.front();
-  std::shared_ptr<ParamGroup> group(new ParamGroup(first.mesh, first.is_whole, runtime, module));
+  std::shared_ptr<ParamGroup> group(new ParamGroup(first.mesh, first.is_whole, runtime, std::move(module)));
   runtime->add_group(group);
   group->adopt(parameters);
   return group;
@@ -119,22 +118,11 @@ at::Tensor ParamGroup::local_view(size_t index) const {
 }
 
 void ParamGroup::rebuild_flat() {
-  const PlainScope plain;
-  std::vector<SlotShape> shapes;
   const auto device = slots_.front().local.device();
-  for (size_t i = 0; i < slots_.size(); ++i) {
-    TORCH_CHECK(slots_[i].local.device() == device, "parameters of one group are on different devices: '",
-                slots_.front().path, "' on ", device, ", '", slots_[i].path, "' on ", slots_[i].local.device());
-    shapes.push_back({layout_.slots[i].sizes, slots_[i].local.scalar_type(), slots_[i].dim});
-  }
-  allocate_flat(shapes, device);
-  for (size_t i = 0; i < slots_.size(); ++i) {
-    auto local = local_view(i);
-    local.copy_(slots_[i].local);
-    slots_[i].local = local;
-    if (const auto state = slots_[i].state.lock()) state->set_local(local);
-  }
-  flat_is_outdated_ = false;
+  for (const auto& slot : slots_)
+    TORCH_CHECK(slot.local.device() == device, "parameters of one group are on different devices: '",
+                slots_.front().path, "' on ", device, ", '", slot.path, "' on ", slot.local.device());
+  rebuild_on(device);
 }
 
 std::vector<std::string> ParamGroup::paths_on_meta() const {
@@ -152,12 +140,12 @@ void ParamGroup::rebuild_on(c10::Device device) {
   allocate_flat(shapes, device);
   for (size_t i = 0; i < slots_.size(); ++i) {
     auto local = local_view(i);
-    if (!slots_[i].local.is_meta()) local.copy_(slots_[i].local);  // set_data() or torch::load() gave it values
+    if (!slots_[i].local.is_meta()) local.copy_(slots_[i].local);
     slots_[i].local = local;
-    if (const auto state = slots_[i].state.lock()) state->set_local(slots_[i].local);
+    if (const auto state = slots_[i].state.lock()) state->set_local(local);
   }
   flat_is_outdated_ = false;
-  node_ = c10::intrusive_ptr<torch::autograd::Node>();  // its metadata speaks of the meta device
+  node_ = c10::intrusive_ptr<torch::autograd::Node>();  // its metadata speaks of the old device and dtype
 }
 
 dtensor::Precision ParamGroup::precision(int index) const {
@@ -252,7 +240,6 @@ void ParamGroup::replaced(int index) {
   if (const auto state = slot.state.lock()) slot.local = state->local();
   // Views of the old dtype stay without values rather than show bytes of the new one.
   slot.storage = c10::intrusive_ptr<dtensor::GatheredStorage>();
-  node_ = c10::intrusive_ptr<torch::autograd::Node>();  // its metadata speaks of the old dtype
   flat_is_outdated_ = true;
 }
 

@@ -37,8 +37,7 @@ class ParamGroup : public dtensor::Owner, public std::enable_shared_from_this<Pa
   // Shards `parameters`, of one mesh and all whole or none, in place. 1-D mesh: over it, or whole; 2-D: over dim 1,
   // replicated over dim 0.
   static std::shared_ptr<ParamGroup> create(const std::vector<NamedParameter>& parameters,
-                                            std::shared_ptr<Runtime> runtime,
-                                            const std::shared_ptr<ModuleState>& module);
+                                            std::shared_ptr<Runtime> runtime, std::shared_ptr<ModuleState> module);
 
   ~ParamGroup() override;
   ParamGroup(const ParamGroup&) = delete;
@@ -85,11 +84,10 @@ class ParamGroup : public dtensor::Owner, public std::enable_shared_from_this<Pa
   [[nodiscard]] const std::shared_ptr<Runtime>& runtime() const { return runtime_; }
   [[nodiscard]] int id() const { return id_; }
   void set_runtime(std::shared_ptr<Runtime> runtime, int id);
-  [[nodiscard]] std::shared_ptr<ModuleState> module() const { return module_.lock(); }
+  [[nodiscard]] const ModuleState& module() const { return *module_; }
   [[nodiscard]] const DeviceMesh& mesh() const { return mesh_; }
   [[nodiscard]] bool is_whole() const { return is_whole_; }  // not cut: each rank holds all of it
   [[nodiscard]] int64_t shard_bytes() const { return layout_.shard_bytes; }
-  [[nodiscard]] size_t num_parameters() const { return slots_.size(); }
   // "layers.0.weight and 3 more": for messages.
   [[nodiscard]] std::string name() const;
   void rename(int index, const std::string& path);  // once the outer module is known
@@ -115,7 +113,7 @@ class ParamGroup : public dtensor::Owner, public std::enable_shared_from_this<Pa
   using Places = std::vector<size_t>;
 
   ParamGroup(const DeviceMesh& mesh, bool is_whole, std::shared_ptr<Runtime> runtime,
-             const std::shared_ptr<ModuleState>& module);
+             std::shared_ptr<ModuleState> module);
   void adopt(const std::vector<NamedParameter>& parameters);
   void adopt_one(size_t index, const NamedParameter& parameter);
   void rebuild_flat();  // after replaced()
@@ -126,9 +124,9 @@ class ParamGroup : public dtensor::Owner, public std::enable_shared_from_this<Pa
   [[nodiscard]] uint32_t flat_version() const { return static_cast<uint32_t>(flat_._version()); }
 
   // group_gather.cpp
-  void start(Gather& gather, const char* kind, const at::Tensor& row, const at::Tensor& tail) const;
   [[nodiscard]] Gather gather_shards();
   [[nodiscard]] Gather gather_parts();
+  void start(Gather& gather, const char* kind, const at::Tensor& row, const at::Tensor& tail) const;
   [[nodiscard]] Block cast_row() const;
   void copy_out(const at::Tensor& rows);
   void copy_out_slot(const SlotLayout& slot, const at::Tensor& rows);
@@ -142,7 +140,6 @@ class ParamGroup : public dtensor::Owner, public std::enable_shared_from_this<Pa
   void check_sequence_scope(int index) const;
 
   // group_reduction.cpp
-  [[nodiscard]] ReductionSettings settings() const;
   [[nodiscard]] int64_t num_all_ranks() const { return mesh_.size(); }
   [[nodiscard]] at::ScalarType reduce_dtype(int index) const;
   [[nodiscard]] std::vector<Places> places_by_dtype(const std::vector<int>& indices) const;
@@ -167,7 +164,7 @@ class ParamGroup : public dtensor::Owner, public std::enable_shared_from_this<Pa
   int64_t rank_;                  // in shard_group_
   std::shared_ptr<Runtime> runtime_;
   int id_ = -1;
-  std::weak_ptr<ModuleState> module_;
+  std::shared_ptr<ModuleState> module_;  // no cycle: it refers back weakly
   MixedPrecisionPolicy mp_policy_;
 
   FlatLayout layout_;         // of the shards, in their own dtypes

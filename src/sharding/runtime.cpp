@@ -4,6 +4,8 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include "comm/log.h"
+#include "sharding/pending_reduction.h"
+#include "sharding/unshard_node.h"
 
 namespace fsdp::sharding {
 
@@ -88,9 +90,8 @@ void Runtime::end_backward() {
   current_ = -1;
   if (!is_last_backward_) return;
   for_each_group([](ParamGroup& group) {
-    const auto module = group.module();
     group.drop_gather();
-    if (!module || module->reshard_after_backward) group.reshard();
+    if (group.module().reshard_after_backward) group.reshard();
   });
 }
 
@@ -111,11 +112,9 @@ void Runtime::touch(c10::ArrayRef<dtensor::Owner*> owners, const dtensor::Reason
 void Runtime::check_off_meta(const ParamGroup& group, const dtensor::Reason& reason) const {
   if (group.paths_on_meta().empty()) return;
   std::vector<std::string> paths;
-  for (const auto& weak : groups_) {
-    if (const auto other = weak.lock()) {
-      for (auto& path : other->paths_on_meta()) paths.push_back(std::move(path));
-    }
-  }
+  for_each_group([&](const ParamGroup& other) {
+    for (auto& path : other.paths_on_meta()) paths.push_back(std::move(path));
+  });
   TORCH_CHECK(false, reason.str(), " needs values, but still on the meta device are: ", c10::Join(", ", paths),
               ". Call fsdp::materialize(module, device, init) first");
 }
@@ -143,37 +142,33 @@ void Runtime::record(ParamGroup& group, const dtensor::Reason& reason) {
     if (!changed.expects(id)) group.meet_to_read(reason);
     schedule_ = std::move(changed);  // nothing is learnt where the other ranks did not come this way
   }
-  (void)schedule_.gathered(id);
+  schedule_.gathered(id);
 }
 
 bool Runtime::may_evict(const ParamGroup& group, c10::ArrayRef<dtensor::Owner*> owners) const {
   if (!group.has_block() || group.id() == current_ || is_held(group)) return false;
-  const auto module = group.module();
-  if (module && !module->reshards_after_forward()) return false;
+  if (!group.module().reshards_after_forward()) return false;
   return std::none_of(owners.begin(), owners.end(), [&](const dtensor::Owner* owner) {
     const auto& used = static_cast<const ParamGroup&>(*owner);
-    const auto used_module = used.module();
-    return &used == &group || (module && used_module && module->is_ancestor_of(*used_module));
+    return &used == &group || group.module().is_ancestor_of(used.module());
   });
 }
 
 void Runtime::evict(c10::ArrayRef<dtensor::Owner*> owners) {
   for_each_group([&](ParamGroup& group) {
     if (!may_evict(group, owners)) return;
-    const auto module = group.module();
-    if (module && !in_backward())
-      group.keep_part(module->num_ranks_after_forward());
-    else
+    if (in_backward())
       group.reshard();
+    else
+      group.keep_part(group.module().num_ranks_after_forward());
   });
 }
 
 // What the module of `group` lists, or else what followed last time.
 void Runtime::prefetch_after(const ParamGroup& group) {
-  const auto module = group.module();
-  const auto* list = !module ? nullptr : in_backward() ? &module->backward_prefetch : &module->forward_prefetch;
-  if (!list || !*list) return prefetch_learnt();
-  for (const auto& weak : **list) {
+  const auto& list = in_backward() ? group.module().backward_prefetch : group.module().forward_prefetch;
+  if (!list) return prefetch_learnt();
+  for (const auto& weak : *list) {
     const auto next = weak.lock();
     if (!next) continue;
     for (const auto& target : next->live_groups())
@@ -188,8 +183,7 @@ void Runtime::prefetch_learnt() {
   for_each_group([&](const ParamGroup& other) { any_in_flight = any_in_flight || other.is_in_flight(); });
   const auto next = group(*id);
   if (any_in_flight || !next || next->is_resident()) return;  // one ahead
-  const auto module = next->module();
-  if (in_backward() && module && !module->unshard_in_backward) return;
+  if (in_backward() && !next->module().unshard_in_backward) return;
   next->launch_gather();
 }
 
@@ -199,7 +193,7 @@ void Runtime::expect_reduction(const ParamGroup& group, const std::vector<int>& 
   // The set of parameters belongs to it: it decides the size of what is sent.
   const int id = static_cast<int>(c10::get_hash(group.id(), indices) & 0x7fffffff);
   if (!reduction_order_.expects(id)) group.meet_to_reduce();
-  (void)reduction_order_.gathered(id);
+  reduction_order_.gathered(id);
 }
 
 torch::autograd::variable_list Runtime::run_backward(ParamGroup& group, const UnshardNode& node,
@@ -207,8 +201,7 @@ torch::autograd::variable_list Runtime::run_backward(ParamGroup& group, const Un
   const std::lock_guard lock(mutex_);
   enter_pass();
   group.forget(&node);
-  const auto module = group.module();
-  if (!module || module->reduction.requires_gradient_sync) expect_reduction(group, node.indices());
+  if (group.module().reduction.requires_gradient_sync) expect_reduction(group, node.indices());
   auto reduced = group.reduce(node.indices(), std::move(grads));
   prefetch_learnt();
   return reduced;
@@ -217,8 +210,7 @@ torch::autograd::variable_list Runtime::run_backward(ParamGroup& group, const Un
 at::Tensor Runtime::reduce_whole(ParamGroup& group, int index, const at::Tensor& grad) {
   const std::lock_guard lock(mutex_);
   enter_pass();
-  const auto module = group.module();
-  TORCH_CHECK_NOT_IMPLEMENTED(!module || module->reduction.requires_gradient_sync, "a custom autograd function got '",
+  TORCH_CHECK_NOT_IMPLEMENTED(group.module().reduction.requires_gradient_sync, "a custom autograd function got '",
                               group.path(index),
                               "' itself, which set_requires_gradient_sync(false) does not cover: give it a result of "
                               "an op on the parameter, such as parameter.view_as(parameter)");

@@ -7,9 +7,7 @@
 #include "sharding/block_pool.h"
 #include "sharding/module_state.h"
 #include "sharding/param_group.h"
-#include "sharding/pending_reduction.h"
 #include "sharding/schedule.h"
-#include "sharding/unshard_node.h"
 
 namespace fsdp::sharding {
 

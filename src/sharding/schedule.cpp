@@ -48,16 +48,14 @@ std::optional<int> Schedule::next() const {
   return found->second[cursor_];
 }
 
-bool Schedule::gathered(int id) {
-  const bool predicted = expects(id);
+void Schedule::gathered(int id) {
   order_.push_back(id);
   const auto found = learnt_.find(key_);
-  if (found == learnt_.end()) return false;
+  if (found == learnt_.end()) return;
   const auto& last = found->second;
   const auto from = last.begin() + static_cast<std::ptrdiff_t>(std::min(cursor_, last.size()));
   const auto place = std::find(from, last.end(), id);  // resynchronises after a deviation
   if (place != last.end()) cursor_ = static_cast<size_t>(place - last.begin()) + 1;
-  return predicted;
 }
 
 }  // namespace fsdp::sharding

@@ -5,7 +5,6 @@
 // of the pass is touched again) and backward passes. Pass k of a kind is predicted from pass k of the iteration before.
 // The prediction depends on the sequence of ops alone, so it is the same on every rank: a predicted gather needs no
 // meeting.
-#include <cstdint>
 #include <map>
 #include <optional>
 #include <vector>
@@ -25,11 +24,11 @@ class Schedule {
   void abandon_pass();
   // Whether touched(id) begins another forward pass.
   [[nodiscard]] bool starts_pass(int id) const { return key_.kind == Kind::kForward && id == first_touched_; }
-  // Group `id` was not resident and is gathered now. Returns whether that was predicted.
-  bool gathered(int id);
+  // Group `id` was not resident and is gathered now.
+  void gathered(int id);
   // The group that was gathered next last time, if any.
   [[nodiscard]] std::optional<int> next() const;
-  // Whether gathering `id` now was predicted; gathered() would return the same.
+  // Whether gathering `id` now was predicted.
   [[nodiscard]] bool expects(int id) const { return next() == id; }
 
  private:

@@ -18,15 +18,16 @@ bool makes_graph(const variable_list& grads) {
 }
 }  // namespace
 
-UnshardNode::UnshardNode(std::shared_ptr<ParamGroup> group, std::vector<int> indices, edge_list edges)
-    : torch::autograd::Node(std::move(edges)), group_(std::move(group)), indices_(std::move(indices)) {}
+void GroupNode::release_resources() {
+  group_.reset();
+  torch::autograd::Node::release_resources();
+}
 
 variable_list UnshardNode::apply(variable_list&& grads) {
   const auto group = group_;  // the node may be released while it runs
   TORCH_CHECK(!is_disconnected_, "an earlier backward of this graph failed while ", group->name(),
               " kept its gradients on this rank: run the forward again");
-  const auto module = group->module();
-  const bool syncs = !module || module->reduction.requires_gradient_sync;
+  const bool syncs = group->module().reduction.requires_gradient_sync;
   if (!syncs) {
     refuse_capture();
     disconnect();
@@ -66,29 +67,15 @@ void UnshardNode::disconnect() {
   });
 }
 
-// The group refers to its node weakly; what is left of the node must not keep the group alive.
-void UnshardNode::release_resources() {
-  group_.reset();
-  torch::autograd::Node::release_resources();
-}
-
 uint32_t UnshardNode::output_of(int index) const {
   const auto found = std::find(indices_.begin(), indices_.end(), index);
   return static_cast<uint32_t>(found - indices_.begin());
 }
 
-ReduceNode::ReduceNode(std::shared_ptr<ParamGroup> group, std::vector<int> indices, edge_list edges)
-    : torch::autograd::Node(std::move(edges)), group_(std::move(group)), indices_(std::move(indices)) {}
-
 variable_list ReduceNode::apply(variable_list&& grads) {
   TORCH_CHECK_NOT_IMPLEMENTED(!makes_graph(grads), "third derivatives through the sharded parameters ", group_->name(),
                               " are not supported: call the second backward() without create_graph");
   return group_->reduce_backward(indices_, grads);
-}
-
-void ReduceNode::release_resources() {
-  group_.reset();
-  torch::autograd::Node::release_resources();
 }
 
 void ReduceNode::connect(const std::shared_ptr<ParamGroup>& group, const std::vector<int>& indices,

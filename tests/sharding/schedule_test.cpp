@@ -15,7 +15,8 @@ bool run_pass(Schedule& schedule, const std::vector<int>& ids) {
   bool all_predicted = true;
   for (const int id : ids) {
     schedule.touched(id, /*with_grad=*/true);
-    all_predicted = schedule.gathered(id) && all_predicted;
+    all_predicted = schedule.expects(id) && all_predicted;
+    schedule.gathered(id);
   }
   return all_predicted;
 }
