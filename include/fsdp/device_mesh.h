@@ -62,8 +62,8 @@ class DeviceMesh {
 
   // A 1-D mesh over all dims, row-major, named `name` or all names joined by "_". The first call for some dims makes a
   // group, so every rank of the default group calls it; later calls use it again. Errors: c10::ValueError when the name
-  // belongs to other dims; c10::Error for a mesh without names, or of several dims over groups outside the default one.
-  // PyTorch: DeviceMesh._flatten.
+  // belongs to other dims; c10::Error for a mesh without names, or of several dims made from groups whose ranks are not
+  // those of the default one. PyTorch: DeviceMesh._flatten.
   [[nodiscard]] DeviceMesh flatten(const std::string& name = "") const;
 
   bool operator==(const DeviceMesh& other) const;  // same rank map, device type and names

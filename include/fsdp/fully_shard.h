@@ -75,12 +75,13 @@ struct FullyShardOptions {
   DeviceMesh mesh = {};
   DataParallelMeshDims dp_mesh_dims = {};
   ReshardAfterForward reshard_after_forward = {};
-  bool sync_init = false;  // start from rank 0's values instead of comparing
+  bool sync_init = false;  // start from the values of each mesh's first rank instead of comparing
   MixedPrecisionPolicy mp_policy = {};
   std::optional<CPUOffloadPolicy> offload_policy = std::nullopt;
   ShardPlacementFn shard_placement_fn = {};
   std::vector<at::Tensor> ignored_params = {};  // stay plain tensors: neither sharded nor reduced
   // Parameters of fewer elements stay whole on every rank (biases, norms): no gather, an all-reduce of their gradients.
+  // Alike on every rank, because with several dims the mesh needs a group over all its ranks.
   int64_t replicate_below = 0;
 };
 
