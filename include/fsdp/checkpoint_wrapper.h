@@ -1,8 +1,9 @@
 #pragma once
 // A module whose forward is checkpointed, under the names of the module that it wraps.
 //
-//   block = register_module("block", fsdp::checkpoint_wrapper(Block(options)));   // block->forward(x) runs again in
-//   backward block->wrapped()->num_heads;                                                  // the Block itself
+//   block = register_module("block", fsdp::checkpoint_wrapper(Block(options)));
+//   block->forward(x);                      // runs again in backward
+//   block->wrapped()->num_heads;            // the Block itself
 //
 //   fsdp::apply_activation_checkpointing(*model, [](const torch::nn::Module& module) {
 //     return module.as<torch::nn::Linear>() != nullptr;
@@ -10,6 +11,7 @@
 //
 // PyTorch: checkpoint_wrapper, CheckpointWrapper, apply_activation_checkpointing.
 #include <fsdp/activation_checkpoint.h>
+#include <fsdp/module_pointer.h>
 #include <fsdp/module_wrapper.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/any.h>
@@ -17,7 +19,6 @@
 
 #include <functional>
 #include <memory>
-#include <string>
 
 namespace fsdp {
 
@@ -97,10 +98,10 @@ using ModulePredicate = std::function<bool(const torch::nn::Module&)>;
 // fsdp::checkpoint(child, x) in forward is the way; and of matching modules that are sharded already.
 int64_t apply_activation_checkpointing(torch::nn::Module& model, const ModulePredicate& predicate,
                                        const CheckpointOptions& options = {});
-template <class M>
-int64_t apply_activation_checkpointing(const torch::nn::ModuleHolder<M>& holder, const ModulePredicate& predicate,
+template <detail::ModulePointer P>
+int64_t apply_activation_checkpointing(const P& model, const ModulePredicate& predicate,
                                        const CheckpointOptions& options = {}) {
-  return apply_activation_checkpointing(static_cast<torch::nn::Module&>(*holder.ptr()), predicate, options);
+  return apply_activation_checkpointing(detail::module_of(model, "apply_activation_checkpointing"), predicate, options);
 }
 
 }  // namespace fsdp

@@ -14,10 +14,10 @@
 //
 // PyTorch: torch.distributed.tensor.experimental.context_parallel, context_parallel_unshard. docs/context_parallel.md.
 #include <fsdp/device_mesh.h>
+#include <fsdp/module_pointer.h>
 #include <fsdp/ring_attention.h>
 #include <fsdp/sequence_layout.h>
 #include <torch/nn/module.h>
-#include <torch/nn/pimpl.h>
 
 #include <memory>
 #include <optional>
@@ -75,22 +75,15 @@ class [[nodiscard]] ContextParallel {
 // or requiring grad; a module that holds a torch::nn::MultiheadAttention or Transformer, which do not call
 // scaled_dot_product_attention (by path); a plain parameter that requires grad (by path). Inside the scope: attention
 // with a mask, of another length than this rank's part, or of parameters whose gradient is not averaged over `mesh`.
-// With buffers collective, a meeting in the store: on
-// every rank c10::ValueError when they differ between the ranks.
+// Where there are buffers the call is collective, a meeting in the store: c10::ValueError on every rank when they
+// differ between the ranks.
 ContextParallel context_parallel(torch::nn::Module& module, const DeviceMesh& mesh,
                                  const std::vector<at::Tensor>& buffers, const std::vector<int64_t>& seq_dims,
                                  const ContextParallelOptions& options = {});
-template <class Impl>
-ContextParallel context_parallel(const torch::nn::ModuleHolder<Impl>& holder, const DeviceMesh& mesh,
-                                 const std::vector<at::Tensor>& buffers, const std::vector<int64_t>& seq_dims,
-                                 const ContextParallelOptions& options = {}) {
-  return context_parallel(static_cast<torch::nn::Module&>(*holder.ptr()), mesh, buffers, seq_dims, options);
-}
-template <class M>
-ContextParallel context_parallel(const std::shared_ptr<M>& module, const DeviceMesh& mesh,
-                                 const std::vector<at::Tensor>& buffers, const std::vector<int64_t>& seq_dims,
-                                 const ContextParallelOptions& options = {}) {
-  return context_parallel(static_cast<torch::nn::Module&>(*module), mesh, buffers, seq_dims, options);
+template <detail::ModulePointer P>
+ContextParallel context_parallel(const P& module, const DeviceMesh& mesh, const std::vector<at::Tensor>& buffers,
+                                 const std::vector<int64_t>& seq_dims, const ContextParallelOptions& options = {}) {
+  return context_parallel(detail::module_of(module, "context_parallel"), mesh, buffers, seq_dims, options);
 }
 
 // This rank's part of `whole` along `seq_dim`, a copy. Position ids [3, B, S] are cut on dim 2. No communication.

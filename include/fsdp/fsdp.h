@@ -16,6 +16,7 @@
 #include <fsdp/loss.h>
 #include <fsdp/materialize.h>
 #include <fsdp/memory_stats.h>
+#include <fsdp/module_pointer.h>
 #include <fsdp/module_wrapper.h>
 #include <fsdp/optimizer_state_dict.h>
 #include <fsdp/placement.h>

@@ -9,10 +9,10 @@
 #include <fsdp/device_mesh.h>
 #include <fsdp/fsdp_module.h>
 #include <fsdp/memory_stats.h>
+#include <fsdp/module_pointer.h>
 #include <fsdp/placement.h>
 #include <fsdp/policies.h>
 #include <torch/nn/module.h>
-#include <torch/nn/pimpl.h>
 
 #include <functional>
 #include <memory>
@@ -88,13 +88,9 @@ struct FullyShardOptions {
 // Wraps one module as one communication group: its parameters that no earlier call claimed become sharded in place.
 // Errors: see docs/fully_shard.md.
 FSDPModule fully_shard(torch::nn::Module& module, const FullyShardOptions& options = {});
-template <class Impl>
-FSDPModule fully_shard(const torch::nn::ModuleHolder<Impl>& holder, const FullyShardOptions& options = {}) {
-  return fully_shard(static_cast<torch::nn::Module&>(*holder.ptr()), options);
-}
-template <class M>
-FSDPModule fully_shard(const std::shared_ptr<M>& module, const FullyShardOptions& options = {}) {
-  return fully_shard(static_cast<torch::nn::Module&>(*module), options);
+template <detail::ModulePointer P>
+FSDPModule fully_shard(const P& module, const FullyShardOptions& options = {}) {
+  return fully_shard(detail::module_of(module, "fully_shard"), options);
 }
 
 // Several modules as one communication group: their parameters are gathered and reduced together.

@@ -15,9 +15,8 @@
 // PyTorch: torch.device("meta"), Module.to_empty. See docs/meta_init.md.
 #include <c10/core/Device.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <fsdp/version.h>
+#include <fsdp/module_pointer.h>
 #include <torch/nn/module.h>
-#include <torch/nn/pimpl.h>
 
 #include <functional>
 
@@ -43,15 +42,9 @@ class MetaDeviceGuard {
 // mesh's, or a module that shares a group with parameters outside it. What `init` throws is rethrown on its rank and a
 // c10::Error elsewhere. After an error, floating-point tensors without values hold NaN, others zeros.
 void materialize(torch::nn::Module& module, c10::Device device, const std::function<void(torch::nn::Module&)>& init);
-template <class Impl>
-void materialize(const torch::nn::ModuleHolder<Impl>& holder, c10::Device device,
-                 const std::function<void(torch::nn::Module&)>& init) {
-  materialize(static_cast<torch::nn::Module&>(*holder.ptr()), device, init);
-}
-template <class M>
-void materialize(const std::shared_ptr<M>& module, c10::Device device,
-                 const std::function<void(torch::nn::Module&)>& init) {
-  materialize(static_cast<torch::nn::Module&>(*module), device, init);
+template <detail::ModulePointer P>
+void materialize(const P& module, c10::Device device, const std::function<void(torch::nn::Module&)>& init) {
+  materialize(detail::module_of(module, "materialize"), device, init);
 }
 
 // Calls reset_parameters() of every module of torch::nn below `module` that has it, children before their parents'

@@ -26,13 +26,9 @@ struct ReplicateOptions {
 // of fully_shard: set_requires_gradient_sync, set_gradient_divide_factor, set_all_reduce_hook.
 // Errors: c10::ValueError for a mesh of several dims; otherwise those of fully_shard, docs/fully_shard.md.
 FSDPModule replicate(torch::nn::Module& module, const ReplicateOptions& options = {});
-template <class Impl>
-FSDPModule replicate(const torch::nn::ModuleHolder<Impl>& holder, const ReplicateOptions& options = {}) {
-  return replicate(static_cast<torch::nn::Module&>(*holder.ptr()), options);
-}
-template <class M>
-FSDPModule replicate(const std::shared_ptr<M>& module, const ReplicateOptions& options = {}) {
-  return replicate(static_cast<torch::nn::Module&>(*module), options);
+template <detail::ModulePointer P>
+FSDPModule replicate(const P& module, const ReplicateOptions& options = {}) {
+  return replicate(detail::module_of(module, "replicate"), options);
 }
 
 // Several modules as one communication group.
