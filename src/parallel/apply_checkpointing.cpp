@@ -2,6 +2,9 @@
 #include <fsdp/fully_shard.h>
 #include <torch/nn/modules/container/sequential.h>
 
+#include <map>
+#include <set>
+
 #include "sharding/module_tree.h"
 
 namespace fsdp {
@@ -20,16 +23,28 @@ struct Place {
   std::shared_ptr<Module> module;
 };
 
-// Children before their parents, so that a wrapper takes over children that are wrapped already.
-void find_places(Module& module, const std::string& prefix, const ModulePredicate& predicate,
-                 std::vector<Place>& places) {
-  for (const auto& child : module.named_children()) {
-    if (dynamic_cast<CheckpointWrapperBase*>(child.value().get())) continue;  // wrapped before
-    const auto path = prefix + child.key();
-    find_places(*child.value(), path + ".", predicate, places);
-    if (predicate(*child.value())) places.push_back({&module, child.key(), path, child.value()});
+// Finds the places below a module.
+class PlaceSearch {
+ public:
+  explicit PlaceSearch(const ModulePredicate& predicate) : predicate_(predicate) {}
+
+  // Children before their parents, so that a wrapper takes over children that are wrapped already.
+  void look_below(Module& module, const std::string& prefix) {
+    if (!visited_.insert(&module).second) return;  // it stands in two places, and its children in one: in it
+    for (const auto& child : module.named_children()) {
+      if (dynamic_cast<CheckpointWrapperBase*>(child.value().get())) continue;  // wrapped before
+      const auto path = prefix + child.key();
+      look_below(*child.value(), path + ".");
+      if (predicate_(*child.value())) places.push_back({&module, child.key(), path, child.value()});
+    }
   }
-}
+
+  std::vector<Place> places;
+
+ private:
+  const ModulePredicate& predicate_;
+  std::set<const Module*> visited_;
+};
 
 AnyModule* entry_of(const Place& place) {
   auto* sequential = place.parent->as<SequentialImpl>();
@@ -61,8 +76,9 @@ void check_places(const std::vector<Place>& places) {
 int64_t apply_activation_checkpointing(Module& model, const ModulePredicate& predicate,
                                        const CheckpointOptions& options) {
   TORCH_CHECK_VALUE(predicate, "apply_activation_checkpointing: the predicate is empty");
-  std::vector<Place> places;
-  find_places(model, "", predicate, places);
+  PlaceSearch search(predicate);
+  search.look_below(model, "");
+  const auto& places = search.places;
   check_places(places);
   std::map<const Module*, std::shared_ptr<AnyCheckpointWrapper>> wrappers;  // a module in two places stays one
   for (const auto& place : places) {

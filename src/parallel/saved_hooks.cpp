@@ -74,6 +74,11 @@ HookScope::HookScope() : outer_(innermost_scope) {
   innermost_scope = this;
 }
 
-HookScope::~HookScope() { innermost_scope = outer_; }
+// Scopes on the heap need not end in the reverse of the order in which they began.
+HookScope::~HookScope() {
+  auto** place = &innermost_scope;
+  while (*place && *place != this) place = &(*place)->outer_;
+  if (*place) *place = outer_;
+}
 
 }  // namespace fsdp::parallel

@@ -73,6 +73,20 @@ TEST(SavedTensorHooks, TheInnermostScopeCounts) {
   EXPECT_EQ(inner.num_packed, 2);
 }
 
+TEST(SavedTensorHooks, MayEndInAnyOrder) {
+  const auto x = input(1);
+  Counts first, second;
+  auto outer = std::make_unique<SavedTensorHooks>(first.pack());
+  auto inner = std::make_unique<SavedTensorHooks>(second.pack());
+  outer.reset();
+  const auto a = x.exp();
+  EXPECT_EQ(second.num_packed, 1);
+  inner.reset();
+  const auto b = x.exp();
+  EXPECT_EQ(first.num_packed, 0);
+  EXPECT_EQ(second.num_packed, 1);
+}
+
 TEST(SavedTensorHooks, SeeOnlyTheArgumentsOfACheckpoint) {
   const auto x = input(1);
   Counts counts;

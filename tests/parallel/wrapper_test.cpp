@@ -204,6 +204,16 @@ TEST(ApplyActivationCheckpointing, AModuleInTwoPlacesStaysOne) {
   EXPECT_EQ(num_wrappers(*model), 1);
 }
 
+TEST(ApplyActivationCheckpointing, AContainerInTwoPlacesHoldsItsChildrenOnce) {
+  const torch::nn::Sequential shared(torch::nn::Linear(6, 6), torch::nn::Tanh());
+  torch::nn::Module model;
+  model.register_module("a", shared);
+  model.register_module("b", shared);
+  EXPECT_EQ(apply_activation_checkpointing(model, is_linear), 1);
+  EXPECT_EQ(num_wrappers(model), 1);
+  EXPECT_EQ(apply_activation_checkpointing(model, is_linear), 0) << "wrapped before";
+}
+
 // A module that its parent calls by its type, in each of the ways C++ has.
 struct TypedParentImpl : torch::nn::Module {
   TypedParentImpl() {
