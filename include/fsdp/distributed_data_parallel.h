@@ -63,8 +63,8 @@ class DistributedDataParallelBase : public WrapperModule {
   // Runs `loop`, an epoch over this rank's batches, and then takes part in the steps of ranks that have more of them,
   // with gradients of zero. At the end every rank has the model of a rank that was last. Every rank calls it. What
   // `loop` throws passes at once. PyTorch: join(), whose divide_by_initial_world_size is true unless said otherwise.
-  // Errors: those of Join; c10::NotImplementedError with static_graph; c10::Error inside another join(), or when in one
-  // step only some ranks are in a NoSync.
+  // Errors: those of Join; c10::NotImplementedError with static_graph or a parameter whose gradient is sparse;
+  // c10::Error inside another join(), or when in one step only some ranks are in a NoSync.
   void join(const std::function<void()>& loop, const JoinOptions& options = {});
 
   // Only what changes nothing. Errors: c10::ValueError, as the buckets hold gradients of the old kind: convert the
@@ -100,20 +100,20 @@ class DistributedDataParallelImpl : public DistributedDataParallelBase {
   auto forward(Args&&... args) {
     using Output = std::decay_t<decltype(wrapped_->forward(std::forward<Args>(args)...))>;
     before_forward();
-    if constexpr (!std::is_void_v<Output> && kMayHoldTensors<Output>) {
-      Output output = wrapped_->forward(std::forward<Args>(args)...);
-      std::vector<at::Tensor> tensors;
-      for_each_tensor(output, [&tensors](at::Tensor& tensor) { tensors.push_back(tensor); });
-      after_forward(tensors);
-      auto next = tensors.begin();
-      for_each_tensor(output, [&next](at::Tensor& tensor) { tensor = *next++; });
-      return output;
-    } else if constexpr (std::is_void_v<Output>) {
+    if constexpr (std::is_void_v<Output>) {
       wrapped_->forward(std::forward<Args>(args)...);
       after_forward_without_tensors(typeid(Output));
     } else {
       Output output = wrapped_->forward(std::forward<Args>(args)...);
-      after_forward_without_tensors(typeid(Output));
+      if constexpr (kMayHoldTensors<Output>) {
+        std::vector<at::Tensor> tensors;
+        for_each_tensor(output, [&tensors](at::Tensor& tensor) { tensors.push_back(tensor); });
+        after_forward(tensors);
+        auto next = tensors.begin();
+        for_each_tensor(output, [&next](at::Tensor& tensor) { tensor = *next++; });
+      } else {
+        after_forward_without_tensors(typeid(Output));
+      }
       return output;
     }
   }

@@ -1,5 +1,7 @@
 #include "parallel/ddp_state.h"
 
+#include <algorithm>
+#include <cmath>
 #include <set>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
@@ -15,6 +17,7 @@ namespace {
 constexpr double kBytesPerMb = 1024.0 * 1024.0;
 constexpr double kDefaultBucketMb = 25;
 constexpr double kDefaultFirstBucketMb = 1;
+constexpr double kMaxBucketBytes = 0x1p62;  // more than any model, and an int64_t
 constexpr size_t kBroadcastBytes = size_t{250} * 1024 * 1024;
 
 DeviceMesh checked_ddp_mesh(const DeviceMesh& mesh) {
@@ -31,8 +34,9 @@ DeviceMesh checked_ddp_mesh(const DeviceMesh& mesh) {
 DistributedDataParallelOptions checked_ddp_options(const DistributedDataParallelOptions& options) {
   auto checked = options;
   checked.mesh = checked_ddp_mesh(options.mesh);
-  TORCH_CHECK_VALUE(!options.bucket_cap_mb || *options.bucket_cap_mb > 0, "DistributedDataParallel: bucket_cap_mb is ",
-                    options.bucket_cap_mb.value_or(0), ", but a positive number of MiB is needed");
+  const auto cap = options.bucket_cap_mb;
+  TORCH_CHECK_VALUE(!cap || (std::isfinite(*cap) && *cap > 0), "DistributedDataParallel: bucket_cap_mb is ",
+                    cap.value_or(0), ", but a positive and finite number of MiB is needed");
   if (options.static_graph && options.find_unused_parameters) {
     TORCH_WARN_ONCE(
         "DistributedDataParallel: find_unused_parameters has no effect beside static_graph, which learns in the first "
@@ -42,7 +46,7 @@ DistributedDataParallelOptions checked_ddp_options(const DistributedDataParallel
 }
 
 BucketOptions bucket_options_of(const DistributedDataParallelOptions& options) {
-  const auto bytes = [](double mb) { return std::max<int64_t>(1, static_cast<int64_t>(mb * kBytesPerMb)); };
+  const auto bytes = [](double mb) { return static_cast<int64_t>(std::clamp(mb * kBytesPerMb, 1.0, kMaxBucketBytes)); };
   const auto cap = options.bucket_cap_mb;
   return {.bucket_bytes = bytes(cap.value_or(kDefaultBucketMb)),
           .first_bucket_bytes = bytes(cap.value_or(kDefaultFirstBucketMb)),
@@ -76,6 +80,8 @@ DdpState::DdpState(torch::nn::Module& module, const DistributedDataParallelOptio
                  c10::str("DistributedDataParallel(", sharding::type_name(module), "): ", parameters.trained.size(),
                           " parameters, ", num_bytes, " bytes of gradients over ", group_->getSize(), " ranks"));
   frozen_ = std::move(parameters.frozen);
+  for (const auto& parameter : parameters.trained)
+    if (parameter.has_sparse_gradient) sparse_path_ = parameter.path;
   reducer_ = std::make_unique<BucketReducer>(std::move(parameters.trained), group_, bucket_options_of(options_));
 }
 
@@ -136,6 +142,9 @@ void DdpState::join(const std::function<void()>& loop, const JoinOptions& option
   TORCH_CHECK_NOT_IMPLEMENTED(!options_.static_graph,
                               "DistributedDataParallel::join with static_graph: a rank without data does not know the "
                               "graph of the others");
+  TORCH_CHECK_NOT_IMPLEMENTED(sparse_path_.empty(), "DistributedDataParallel::join: parameter '", sparse_path_,
+                              "' has a sparse gradient, and a rank without data does not know its form. Hint: make the "
+                              "Embedding without sparse(true)");
   struct Leave {
     DdpState& state;
     ~Leave() {

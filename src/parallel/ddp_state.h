@@ -38,6 +38,7 @@ class DdpState {
   DistributedDataParallelOptions options_;
   ProcessGroup group_;
   std::vector<ReducedTensor> frozen_;
+  std::string sparse_path_;  // of a parameter with a sparse gradient; empty: there is none
   std::unique_ptr<BucketReducer> reducer_;
   std::optional<Join> join_;
   bool requires_sync_ = true;

@@ -144,6 +144,10 @@ TEST(DdpJoin, Misuse) {
   run_on_ranks(2, [](const RankContext& rank) {
     DistributedDataParallel fixed(net_of<Mlp>()(), {.mesh = rank.mesh, .static_graph = true});
     EXPECT_CONTAINS(error_of<c10::NotImplementedError>([&] { fixed->join([] {}); }), "static_graph");
+    DistributedDataParallel sparse(torch::nn::Embedding(torch::nn::EmbeddingOptions(4, 3).sparse(true)),
+                                   {.mesh = rank.mesh});
+    EXPECT_CONTAINS(error_of<c10::NotImplementedError>([&] { sparse->join([] {}); }),
+                    "parameter 'weight' has a sparse gradient");
     DistributedDataParallel ddp(net_of<Mlp>()(), {.mesh = rank.mesh});
     EXPECT_CONTAINS(error_of([&] { ddp->join([&] { ddp->join([] {}); }); }), "join inside join");
     EXPECT_THROW(ddp->join([] { throw std::runtime_error("of the loop"); }), std::runtime_error);

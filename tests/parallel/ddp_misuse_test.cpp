@@ -3,6 +3,7 @@
 #include <fsdp/fully_shard.h>
 #include <fsdp/materialize.h>
 
+#include "support/counting_backend.h"
 #include "support/errors.h"
 #include "support/parity.h"
 #include "support/spawn_ranks.h"
@@ -48,6 +49,20 @@ TEST(DdpMisuse, Options) {
     const torch::nn::Linear net(3, 3);
     EXPECT_CONTAINS(refused_by_ddp(net, {.mesh = mesh_2d(rank, 2, 1, "two")}), "takes a 1-D mesh, got 2 dims");
     EXPECT_CONTAINS(refused_by_ddp(net, {.mesh = rank.mesh, .bucket_cap_mb = 0}), "bucket_cap_mb is 0");
+    EXPECT_CONTAINS(refused_by_ddp(net, {.mesh = rank.mesh, .bucket_cap_mb = std::numeric_limits<double>::infinity()}),
+                    "bucket_cap_mb is inf");
+  });
+}
+
+TEST(DdpMisuse, ABucketOfMoreBytesThanCanBeCountedHoldsEverything) {
+  run_on_ranks(2, [](const RankContext& rank) {
+    const auto group =
+        make_counting_group(c10::make_intrusive<c10d::PrefixStore>("counted", rank.store), rank.rank(), 2);
+    DistributedDataParallel ddp(net_of<Mlp>()(),
+                                {.mesh = DeviceMesh::from_group(group, torch::kCPU), .bucket_cap_mb = 1e300});
+    const auto net = ddp->wrapped();
+    for (int step = 0; step < 3; ++step) ddp->forward(net->batch(2, seeded(1))).square().mean().backward();
+    EXPECT_EQ(counts_of(group).num_all_reduces(), 3) << "one bucket, also when they are made anew";
   });
 }
 
