@@ -28,9 +28,12 @@ struct IgnoreTensor {
 };
 
 template <class T>
-    struct MayHoldTensors : std::bool_constant < requires(T& value) {
+concept HasOwnVisit = requires(T& value) {
   value.for_each_tensor(IgnoreTensor());
-} > {};
+};
+
+template <class T>
+struct MayHoldTensors : std::bool_constant<HasOwnVisit<T>> {};
 template <>
 struct MayHoldTensors<at::Tensor> : std::true_type {};
 template <class T>
@@ -55,10 +58,6 @@ concept TupleLike = requires {
 template <class T>
 concept MapLike = requires {
   typename T::mapped_type;
-};
-template <class T>
-concept HasOwnVisit = requires(T& value) {
-  value.for_each_tensor(IgnoreTensor());
 };
 
 }  // namespace detail

@@ -28,7 +28,7 @@ comm::PendingCollective all_reduce_sparse(const at::Tensor& gradient, const Proc
 c10::intrusive_ptr<c10::ivalue::Future> BucketHook::runHook(c10d::GradBucket& bucket) {
   auto& buffer = bucket.getBufferRef();
   const auto what = describe(bucket);
-  if (*divisor_ > 1) buffer.div_(*divisor_);
+  if (divisor_ > 1) buffer.div_(divisor_);
   auto work = buffer.is_sparse() ? all_reduce_sparse(buffer, group_, what)
                                  : std::move(comm::all_reduce({buffer}, group_, what).front());
   auto future = c10::make_intrusive<c10::ivalue::Future>(c10::AnyType::get());

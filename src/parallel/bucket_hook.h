@@ -2,7 +2,6 @@
 // How a bucket of gradients is all-reduced: as one of this library's collectives, whose failure says who, what and why.
 #include <fsdp/process_group.h>
 
-#include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 #include <unordered_map>
@@ -12,9 +11,11 @@ namespace fsdp::parallel {
 class BucketHook : public c10d::CommHookInterface {
  public:
   using Paths = std::unordered_map<const c10::TensorImpl*, std::string>;
-  // `divisor` may change between two backwards.
-  BucketHook(ProcessGroup group, Paths paths, std::shared_ptr<const int64_t> divisor)
-      : group_(std::move(group)), paths_(std::move(paths)), divisor_(std::move(divisor)) {}
+  BucketHook(ProcessGroup group, Paths paths)
+      : group_(std::move(group)), paths_(std::move(paths)), divisor_(group_->getSize()) {}
+
+  // Of the sum of all ranks, from the next backward on; their number until then.
+  void set_divisor(int64_t divisor) { divisor_ = divisor; }
 
   // Divides the bucket and starts its all-reduce. The future is complete at once; its value is waited for by
   // parseHookResult(), which the reducer calls for each bucket at the end of backward.
@@ -27,7 +28,7 @@ class BucketHook : public c10d::CommHookInterface {
 
   ProcessGroup group_;
   Paths paths_;
-  std::shared_ptr<const int64_t> divisor_;
+  int64_t divisor_;
 };
 
 }  // namespace fsdp::parallel

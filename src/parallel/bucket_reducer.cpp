@@ -78,7 +78,6 @@ class BucketReducer::Core {
       : parameters(std::move(reduced)),
         group(std::move(process_group)),
         options(bucket_options),
-        divisor(std::make_shared<int64_t>(group->getSize())),
         reducer(make_reducer(parameters, group, options)),
         logger(std::make_shared<c10d::Logger>(reducer)) {
     reducer->set_logger(logger);
@@ -87,7 +86,7 @@ class BucketReducer::Core {
       paths.emplace(parameter.tensor.unsafeGetTensorImpl(), parameter.path);
       kinds.push_back(parameter.tensor.options());
     }
-    auto bucket_hook = std::make_unique<BucketHook>(group, std::move(paths), divisor);
+    auto bucket_hook = std::make_unique<BucketHook>(group, std::move(paths));
     hook = bucket_hook.get();
     reducer->register_comm_hook(std::move(bucket_hook));
   }
@@ -103,7 +102,6 @@ class BucketReducer::Core {
   std::vector<at::TensorOptions> kinds;  // of the parameters, when the buckets were made
   ProcessGroup group;
   BucketOptions options;
-  std::shared_ptr<int64_t> divisor;
   std::shared_ptr<WatchedReducer> reducer;
   // The reducer calls it without asking whether it is there when other parameters are unused than before.
   std::shared_ptr<c10d::Logger> logger;
@@ -178,7 +176,7 @@ void BucketReducer::check_same_kinds() const {
   }
 }
 
-void BucketReducer::set_divisor(int64_t divisor) { *core_->divisor = divisor; }
+void BucketReducer::set_divisor(int64_t divisor) { core_->hook->set_divisor(divisor); }
 
 void BucketReducer::start_forward() {
   core_->reducer->prepare_for_forward();

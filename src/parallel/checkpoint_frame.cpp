@@ -67,6 +67,8 @@ class CheckpointFrame::Rerun : public HookScope {
   }
 
  private:
+  class Taken;
+
   void check_same(size_t number, const TensorDescription& again) const {
     const auto& before = frame_.slots_[number].description;
     if (!frame_.options_.determinism_check || before == again) return;
@@ -82,13 +84,10 @@ class CheckpointFrame::Rerun : public HookScope {
   std::vector<at::Tensor> values_;
 };
 
-namespace {
-
 // The graph of the second run is never needed, unless the function itself runs a backward.
-template <class Rerun>
-class TensorOfRerun : public SavedTensor {
+class CheckpointFrame::Rerun::Taken : public SavedTensor {
  public:
-  explicit TensorOfRerun(Rerun& rerun) : rerun_(rerun) {}
+  explicit Taken(Rerun& rerun) : rerun_(rerun) {}
 
  private:
   void pack(const at::Tensor& tensor) override {
@@ -101,9 +100,7 @@ class TensorOfRerun : public SavedTensor {
   at::Tensor tensor_;
 };
 
-}  // namespace
-
-std::unique_ptr<SavedTensor> CheckpointFrame::Rerun::make() { return std::make_unique<TensorOfRerun<Rerun>>(*this); }
+std::unique_ptr<SavedTensor> CheckpointFrame::Rerun::make() { return std::make_unique<Taken>(*this); }
 
 CheckpointFrame::CheckpointFrame(const CheckpointOptions& options, ForwardState state, std::function<void()> run_again)
     : options_(options), state_(std::move(state)), run_again_(std::move(run_again)) {}
