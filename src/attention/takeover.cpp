@@ -32,6 +32,9 @@ at::Tensor scaled_dot_product_attention(const at::Tensor& q, const at::Tensor& k
                     "scaled_dot_product_attention inside context_parallel takes q "
                     "[B, H, S, D] or [H, S, D], got ",
                     q.sizes());
+  TORCH_CHECK_VALUE(k.dim() == q.dim() && v.dim() == q.dim(),
+                    "scaled_dot_product_attention inside context_parallel takes q, k and v of as many dims, got ",
+                    q.sizes(), ", ", k.sizes(), " and ", v.sizes());
   const c10::impl::ExcludeDispatchKeyGuard plain(kTakeoverKey);  // for the attention that the scheme itself calls
   const auto result =
       scheme->attend(with_batch(q), with_batch(k), with_batch(v), dropout_p, is_causal, scale, enable_gqa);

@@ -193,6 +193,8 @@ TEST(ContextParallel, RefusesAttentionThatCannotBeSplit) {  // behaviours 159
       };
       EXPECT_CONTAINS(refusal(x, torch::ones({4, 4})), "attn_mask");
       EXPECT_CONTAINS(refusal(wrong, {}), "has 8 tokens, but this rank holds 4 of the sequence of 8");
+      EXPECT_CONTAINS(error_of<c10::ValueError>([&] { (void)at::scaled_dot_product_attention(x, x[0][0], x); }),
+                      "of as many dims, got [1, 2, 4, 4], [4, 4] and [1, 2, 4, 4]");
       EXPECT_EQ(refusal(x, {}), "");
       EXPECT_CONTAINS(error_of([&] { (void)context_parallel(module, rank.mesh, {}, {}); }), "inside context_parallel");
     }
