@@ -2,6 +2,8 @@
 
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <numeric>
+
 #include "comm/collectives.h"
 
 namespace fsdp::attention {
@@ -26,7 +28,8 @@ HeadExchange::HeadExchange(SequenceGroup sequence, std::vector<HeadSplit> splits
       splits_(std::move(splits)),
       what_(std::move(what)),
       num_rows_(sequence_.shards.num_rows(sequence_.rank)) {
-  for (const auto& split : splits_) num_heads_ += split.heads;
+  for (const auto& split : splits_) heads_.push_back(split.heads);
+  num_heads_ = std::accumulate(heads_.begin(), heads_.end(), int64_t{0});
 }
 
 std::vector<int64_t> HeadExchange::counts_by_rank(int64_t row_numel) const {
@@ -40,26 +43,18 @@ std::vector<at::Tensor> HeadExchange::to_heads(at::TensorList tokens) const {
   const auto batch = tokens[0].size(0), dim = tokens[0].size(3);
   const auto row_numel = batch * num_heads_ * dim;
   auto sent = at::empty({num_ranks, num_rows_, batch, num_heads_, dim}, tokens[0].options());
-  int64_t head = 0;
+  const auto sent_parts = sent.split_with_sizes(heads_, 3);
   for (size_t i = 0; i < splits_.size(); ++i) {
     const auto [num_blocks, copies, heads] = splits_[i];
     const auto blocks =
         tokens[i].unflatten(1, {num_blocks, heads}).permute({1, 3, 0, 2, 4});  // [blocks, S_local, B, h, D]
-    sent.narrow(3, head, heads).unflatten(0, {num_blocks, copies}).copy_(blocks.unsqueeze(1));
-    head += heads;
+    sent_parts[i].unflatten(0, {num_blocks, copies}).copy_(blocks.unsqueeze(1));
   }
   auto received = at::empty({sequence_.shards.length, batch, num_heads_, dim}, sent.options());
   const std::vector<int64_t> sent_counts(num_ranks, num_rows_ * row_numel);
   comm::all_to_all(received, counts_by_rank(row_numel), sent, sent_counts, sequence_.group, what_).wait();
 
-  const auto ordered = in_sequence_order(received).permute({1, 2, 0, 3});  // [B, h, S, D]
-  std::vector<at::Tensor> result;
-  head = 0;
-  for (const auto& split : splits_) {
-    result.push_back(ordered.narrow(1, head, split.heads));
-    head += split.heads;
-  }
-  return result;
+  return in_sequence_order(received).permute({1, 2, 0, 3}).split_with_sizes(heads_, 1);  // [B, h, S, D]
 }
 
 std::vector<at::Tensor> HeadExchange::to_tokens(at::TensorList heads) const {
@@ -71,16 +66,14 @@ std::vector<at::Tensor> HeadExchange::to_tokens(at::TensorList heads) const {
   const std::vector<int64_t> received_counts(num_ranks, num_rows_ * row_numel);
   comm::all_to_all(received, received_counts, sent, counts_by_rank(row_numel), sequence_.group, what_).wait();
 
-  std::vector<at::Tensor> result;
-  int64_t head = 0;
-  for (const auto& split : splits_) {
-    const auto copies = received.narrow(3, head, split.heads).unflatten(0, {split.num_blocks, split.copies});
-    const auto blocks = split.copies == 1 ? copies.select(1, 0) : copies.sum(1);  // [blocks, S_local, B, h, D]
+  auto parts = received.split_with_sizes(heads_, 3);
+  for (size_t i = 0; i < splits_.size(); ++i) {
+    const auto copies = parts[i].unflatten(0, {splits_[i].num_blocks, splits_[i].copies});
+    const auto blocks = splits_[i].copies == 1 ? copies.select(1, 0) : copies.sum(1);  // [blocks, S_local, B, h, D]
     // Laid out as scaled_dot_product_attention lays out its result: the heads of a token together.
-    result.push_back(blocks.permute({2, 1, 0, 3, 4}).flatten(2, 3).transpose(1, 2));
-    head += split.heads;
+    parts[i] = blocks.permute({2, 1, 0, 3, 4}).flatten(2, 3).transpose(1, 2);
   }
-  return result;
+  return parts;
 }
 
 at::Tensor HeadExchange::in_sequence_order(const at::Tensor& gathered) const {
@@ -98,14 +91,12 @@ at::Tensor HeadExchange::in_rank_order(at::TensorList heads) const {
   }
   auto gathered =
       at::empty({sequence_.shards.length, heads[0].size(0), num_heads_, heads[0].size(3)}, heads[0].options());
-  int64_t head = 0;
-  for (size_t i = 0; i < splits_.size(); ++i) {
+  const auto parts = gathered.split_with_sizes(heads_, 2);
+  for (size_t i = 0; i < parts.size(); ++i) {
     const auto rows = heads[i].permute({2, 0, 1, 3});  // [S, B, h, D]
-    const auto target = gathered.narrow(2, head, splits_[i].heads);
     for (const auto& run : sequence_.shards.runs()) {
-      target.narrow(0, run.gathered, run.length).copy_(rows.narrow(0, run.position, run.length));
+      parts[i].narrow(0, run.gathered, run.length).copy_(rows.narrow(0, run.position, run.length));
     }
-    head += splits_[i].heads;
   }
   return gathered;
 }
@@ -122,45 +113,30 @@ c10::intrusive_ptr<HeadExchange> exchange_of(AutogradContext* context) {
   return c10::static_intrusive_pointer_cast<HeadExchange>(context->saved_data[kExchange].toCapsule());
 }
 
-// One gradient a tensor, and none for the exchange.
-variable_list with_place_for_exchange(variable_list grads) {
-  grads.emplace_back();
-  return grads;
-}
-
-struct ExchangeToHeads : Function<ExchangeToHeads> {
-  static variable_list forward(AutogradContext* context, at::TensorList tokens,
+template <bool kToHeads>
+struct Exchange : Function<Exchange<kToHeads>> {
+  static variable_list forward(AutogradContext* context, at::TensorList given,
                                const c10::intrusive_ptr<HeadExchange>& exchange) {
     // The results share memory, but no result is a view of another: in-place changes need no care of autograd.
     const at::AutoDispatchBelowADInplaceOrView below_views;
     context->saved_data[kExchange] = at::IValue::make_capsule(exchange);
-    return exchange->to_heads(tokens);
+    return kToHeads ? exchange->to_heads(given) : exchange->to_tokens(given);
   }
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    return with_place_for_exchange(exchange_to_tokens(grads, exchange_of(context)));
-  }
-};
-
-struct ExchangeToTokens : Function<ExchangeToTokens> {
-  static variable_list forward(AutogradContext* context, at::TensorList heads,
-                               const c10::intrusive_ptr<HeadExchange>& exchange) {
-    const at::AutoDispatchBelowADInplaceOrView below_views;
-    context->saved_data[kExchange] = at::IValue::make_capsule(exchange);
-    return exchange->to_tokens(heads);
-  }
-  static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    return with_place_for_exchange(exchange_to_heads(grads, exchange_of(context)));
+    auto given = Exchange<!kToHeads>::apply(at::TensorList(grads), exchange_of(context));
+    given.emplace_back();  // none for the exchange
+    return given;
   }
 };
 
 }  // namespace
 
 std::vector<at::Tensor> exchange_to_heads(at::TensorList tokens, const c10::intrusive_ptr<HeadExchange>& exchange) {
-  return ExchangeToHeads::apply(tokens, exchange);
+  return Exchange</*kToHeads=*/true>::apply(tokens, exchange);
 }
 
 std::vector<at::Tensor> exchange_to_tokens(at::TensorList heads, const c10::intrusive_ptr<HeadExchange>& exchange) {
-  return ExchangeToTokens::apply(heads, exchange);
+  return Exchange</*kToHeads=*/false>::apply(heads, exchange);
 }
 
 }  // namespace fsdp::attention

@@ -42,8 +42,9 @@ class HeadExchange : public torch::CustomClassHolder {
   SequenceGroup sequence_;
   std::vector<HeadSplit> splits_;
   std::string what_;
-  int64_t num_rows_;       // of this rank
-  int64_t num_heads_ = 0;  // of all tensors, on one rank
+  int64_t num_rows_;            // of this rank
+  std::vector<int64_t> heads_;  // of each tensor, on one rank
+  int64_t num_heads_ = 0;       // of all tensors, on one rank
 };
 
 // Differentiable, each being the other's backward.

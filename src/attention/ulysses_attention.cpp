@@ -8,6 +8,7 @@ namespace {
 
 using attention::AttentionInputs;
 using attention::HeadExchange;
+using attention::HeadSplit;
 using attention::SequenceGroup;
 
 constexpr const char* kUlysses = "ulysses_attention";
@@ -31,11 +32,10 @@ SequenceGroup query_sequence_of(const AttentionInputs& inputs, const SequenceGro
 }
 
 // q, k and v by heads: in one collective, or in two when q has another length.
-AttentionInputs by_heads(const AttentionInputs& inputs, const SequenceGroup& keys, const SequenceGroup& queries) {
+AttentionInputs by_heads(const AttentionInputs& inputs, const SequenceGroup& keys, const SequenceGroup& queries,
+                         const HeadSplit& query_split, const HeadSplit& key_split) {
   const auto& [q, k, v] = inputs;
-  const auto query_split = attention::split_query_heads(q.size(1), keys.num_ranks());
-  const auto key_split = attention::split_key_heads(q.size(1), k.size(1), keys.num_ranks());
-  const auto exchange = [](const SequenceGroup& sequence, std::vector<attention::HeadSplit> splits, const char* what) {
+  const auto exchange = [](const SequenceGroup& sequence, std::vector<HeadSplit> splits, const char* what) {
     return c10::make_intrusive<HeadExchange>(sequence, std::move(splits), c10::str(what, " of ", kUlysses));
   };
   if (queries.shards.length == keys.shards.length) {
@@ -63,12 +63,12 @@ torch::Tensor ulysses_attention(const torch::Tensor& q, const torch::Tensor& k, 
   const auto queries = query_sequence_of(inputs, keys, options);
   if (keys.num_ranks() == 1) return attend(inputs);
 
-  const auto split = attention::split_query_heads(q.size(1), keys.num_ranks());
-  std::ignore = attention::split_key_heads(q.size(1), k.size(1), keys.num_ranks());
+  const auto query_split = attention::split_query_heads(q.size(1), keys.num_ranks());
+  const auto key_split = attention::split_key_heads(q.size(1), k.size(1), keys.num_ranks());
   agree_on_call(inputs, keys, settings, c10::str(", ", queries.shards.length, " queries, dropout ", options.dropout_p));
-  const auto out = attend(by_heads(inputs, keys, queries));
+  const auto out = attend(by_heads(inputs, keys, queries, query_split, key_split));
   const auto back =
-      c10::make_intrusive<HeadExchange>(queries, std::vector{split}, c10::str("the result of ", kUlysses));
+      c10::make_intrusive<HeadExchange>(queries, std::vector{query_split}, c10::str("the result of ", kUlysses));
   return exchange_to_tokens({out}, back)[0];
 }
 
