@@ -35,8 +35,8 @@ struct RingOptions {
 // hold any number of tokens. `mesh` is 1-D; no dropout.
 //
 // Collectives with W ranks: kAllGather 1 forward, 1 all-gather and W all-to-alls backward; kAllToAll W - 1 forward,
-// 2 W - 1 backward; none for W = 1. Every rank calls it, and runs its backward. The first call with given shapes and
-// options also meets the others in the store.
+// 2 W - 1 backward; none for W = 1. Every rank calls it, and runs its backward. A call with other shapes or options
+// than the one before it on `mesh` also meets the others in the store.
 //
 // Errors, before any collective: c10::ValueError for shapes, dtypes, devices or a mesh that do not fit, and for
 // kHeadTail without causality; c10::NotImplementedError for causal attention with different lengths of q and k, or a

@@ -4,9 +4,9 @@
 //   using fsdp::SequenceSplit;
 //   auto mine = fsdp::local_positions(8, rank, 2, SequenceSplit::kHeadTail);   // rank 0: 0 1 6 7, rank 1: 2 3 4 5
 //   auto x_local = x.index_select(1, mine);                                    // shard: [B, S, d] -> [B, S_local, d]
-//   ...                                                                        // gathered: the ranks' rows, in rank
-//   order auto y = gathered.index_select(1, fsdp::restore_index(8, 2, SequenceSplit::kHeadTail));   // unshard,
-//   lossless
+//
+//   auto order = fsdp::restore_index(8, 2, SequenceSplit::kHeadTail);
+//   auto y = gathered.index_select(1, order);   // unshard, lossless; gathered: the ranks' rows, in rank order
 //
 // The same positions are what rotary and learnt position embeddings need: those of a rank do not start at 0.
 #include <torch/types.h>
@@ -15,13 +15,15 @@
 
 namespace fsdp {
 
-// kContiguous: rank r holds chunk r of num_ranks chunks of ceil(S / num_ranks) tokens, as Shard cuts; the last ranks
-// may
-//   hold fewer, or none.
-// kHeadTail (zigzag): chunks r and 2 num_ranks - 1 - r of 2 num_ranks chunks, so that causal attention costs every rank
-//   the same. When S does not divide, the first S mod (2 num_ranks) chunks hold one token more. PyTorch's head-tail
-//   load balancer, which needs S to divide.
-enum class SequenceSplit { kContiguous, kHeadTail };
+enum class SequenceSplit {
+  // Rank r holds chunk r of num_ranks chunks of ceil(S / num_ranks) tokens, as Shard cuts; the last ranks may hold
+  // fewer, or none.
+  kContiguous,
+  // Zigzag: chunks r and 2 num_ranks - 1 - r of 2 num_ranks chunks, so that causal attention costs every rank the same.
+  // When S does not divide, the first S mod (2 num_ranks) chunks hold one token more. PyTorch's head-tail load
+  // balancer, which needs S to divide.
+  kHeadTail,
+};
 
 // Errors of all functions: c10::ValueError for a length or number of ranks below 1, a rank outside 0 .. num_ranks - 1.
 // None communicates.

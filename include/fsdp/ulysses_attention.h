@@ -36,7 +36,8 @@ struct UlyssesOptions {
 // Rank r computes query heads [r H/W, (r+1) H/W). When H_kv divides by the W ranks, each has H_kv / W of the KV heads;
 // when W divides by H_kv, each has a copy of the one it needs, and their gradients are summed.
 //
-// Collective: every rank calls it. The first call with given shapes and options also meets the others in the store.
+// Collective: every rank calls it. A call with other shapes or options than the one before it on `mesh` also meets the
+// others in the store.
 // Errors, before any collective: c10::ValueError for shapes, dtypes, devices, heads or a mesh that do not fit;
 // c10::NotImplementedError for causal attention with different lengths of q and k; c10::TypeError for DTensors.
 // c10::DistError when another rank does not come or wants something else.

@@ -42,8 +42,8 @@ void check_sequence_mesh(const DeviceMesh& mesh, const char* function);
 [[nodiscard]] SequenceGroup checked_sequence_group(const AttentionInputs& inputs, const DeviceMesh& mesh,
                                                    const AttentionSettings& settings);
 
-// Meets the other ranks when this rank has not called with such inputs and settings yet. `details`: what else must
-// agree.
+// Meets the other ranks when inputs or settings are of another kind than in the call before on this group. `details`:
+// what else must agree.
 void agree_on_call(const AttentionInputs& inputs, const SequenceGroup& sequence, const AttentionSettings& settings,
                    const std::string& details);
 

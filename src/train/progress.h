@@ -19,9 +19,8 @@ struct StepReport {
   bool is_last = false;
 };
 
-// "step:   20/1000  loss:  2.53120  grad_norm:  0.8123  lr: 3.00e-03  memory: 0.31GiB (fsdp 20.00 MiB)  tokens/s:
-// 12,345
-//  eta: 0:01:15", all on one line, fields two spaces apart.
+// One line, fields two spaces apart: "step:   20/1000  loss:  2.53120  grad_norm:  0.8123  lr: 3.00e-03  ...", then
+// "memory: 0.31GiB (fsdp 20.00 MiB)", "tokens/s: 12,345" and "eta: 0:01:15".
 [[nodiscard]] std::string format_step(const StepReport& report);
 
 [[nodiscard]] std::string with_commas(int64_t number);      // 1234567 -> "1,234,567"

@@ -1,8 +1,6 @@
 // Which rank holds which tokens, and what that costs each.
 #include <fsdp/sequence_layout.h>
 
-#include <numeric>
-
 #include "support/errors.h"
 #include "support/parity.h"
 
