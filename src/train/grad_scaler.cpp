@@ -7,6 +7,7 @@
 #include <map>
 
 #include "mesh/reduce_numbers.h"
+#include "train/module_entries.h"
 
 namespace fsdp {
 namespace {
@@ -66,15 +67,10 @@ bool unscale_and_find_inf(const std::vector<at::Tensor>& grads, double scale) {
 
 // In the order of the parameters, which is the same on all ranks; also of parameters without a gradient here.
 std::vector<DeviceMesh> meshes_of(const torch::optim::Optimizer& optimizer) {
-  std::vector<DeviceMesh> meshes;
-  for (const auto& group : optimizer.param_groups()) {
-    for (const auto& parameter : group.params()) {
-      if (!DTensor::is(parameter)) continue;
-      const auto& mesh = DTensor(parameter).device_mesh();
-      if (std::find(meshes.begin(), meshes.end(), mesh) == meshes.end()) meshes.push_back(mesh);
-    }
-  }
-  return meshes;
+  std::vector<at::Tensor> parameters;
+  for (const auto& group : optimizer.param_groups())
+    parameters.insert(parameters.end(), group.params().begin(), group.params().end());
+  return train::meshes_of(parameters);
 }
 
 }  // namespace

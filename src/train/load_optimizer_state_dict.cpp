@@ -3,6 +3,7 @@
 #include <torch/serialize.h>
 
 #include "dtensor/shard_state.h"
+#include "train/load_plan.h"
 #include "train/move_values.h"
 #include "train/optimizer_load_plan.h"
 
@@ -75,7 +76,7 @@ void load_state_of(torch::optim::Optimizer& optimizer, const train::OptimizerLoa
   const auto& [target, values] = item;
   const auto* old = train::state_for(optimizer, target.parameter);
   const auto existing = old ? kind.read_state(*old) : OptimizerStateDict::Values();
-  const bool has_value = !sent || train::is_first_rank(names.meshes());
+  const bool has_value = train::has_values_to_load(names.meshes(), sent);
   OptimizerStateDict::Values next;
   for (const auto& given : *values) {
     if (!given.value().isTensor()) {
@@ -103,35 +104,28 @@ void load_state_of(torch::optim::Optimizer& optimizer, const train::OptimizerLoa
 
 void load_optimizer_state_dict(const torch::nn::Module& module, torch::optim::Optimizer& optimizer,
                                const OptimizerStateDict& dict, const LoadStateDictOptions& options) {
+  using Plan = train::OptimizerLoadPlan;
   const std::string title = "load_optimizer_state_dict";
   const train::OptimizerNames names(module, optimizer);
   train::check_off_meta(train::entries_of(module), title);
   const auto& kind = train::kind_of(optimizer);
   const auto& meshes = names.meshes();
   const bool from_rank0 = options.broadcast_from_rank0;
-  TORCH_CHECK_VALUE(!from_rank0 || !meshes.empty(), title,
-                    ": broadcast_from_rank0 needs a module that fully_shard wrapped: it says over which ranks");
-
-  const bool has_values = !from_rank0 || train::is_first_rank(meshes);
-  OptimizerStateDict received;
-  std::optional<train::OptimizerLoadPlan> plan;
-  train::OptimizerLoadPlan::Rules rules{options.strict, /*whole_only=*/from_rank0, has_values};
-  if (has_values) plan.emplace(names, kind, dict, rules);
-  auto complaint = train::any_complaint(meshes, title, plan ? plan->complaint() : "");
-  if (complaint.empty() && from_rank0) {
-    const auto bytes = train::text_of_first_rank(meshes, "states to load", has_values ? skeleton_of(dict) : "");
-    if (!has_values) {
-      received = dict_of_skeleton(bytes);
-      plan.emplace(names, kind, received, rules);
-    }
-    complaint = train::any_complaint(meshes, "places to load states to", plan->complaint());
-  }
-  TORCH_CHECK_VALUE(complaint.empty(), title, ": ", complaint,
-                    ". Nothing was loaded; strict = false skips missing and unexpected names");
-
-  for (const auto& item : plan->items()) load_state_of(optimizer, item, names, from_rank0);
-  for (size_t g = 0; g < plan->options().size(); ++g)
-    if (const auto* given = plan->options()[g]) kind.write_options(optimizer.param_groups()[g].options(), *given);
+  OptimizerStateDict received;  // the plan refers to it
+  const auto plan_of = [&](const OptimizerStateDict& given, bool has_tensors) {
+    return Plan(names, kind, given, {options.strict, /*whole_only=*/from_rank0, has_tensors});
+  };
+  const auto from_text = [&](const std::string& bytes) {
+    received = dict_of_skeleton(bytes);
+    return plan_of(received, /*has_tensors=*/false);
+  };
+  const auto plan = train::agree_on_plan<Plan>(title, meshes, from_rank0,
+                                               {.from_own = [&] { return plan_of(dict, /*has_tensors=*/true); },
+                                                .to_text = [&](const Plan&) { return skeleton_of(dict); },
+                                                .from_text = from_text});
+  for (const auto& item : plan.items()) load_state_of(optimizer, item, names, from_rank0);
+  for (size_t g = 0; g < plan.options().size(); ++g)
+    if (const auto* given = plan.options()[g]) kind.write_options(optimizer.param_groups()[g].options(), *given);
 }
 
 }  // namespace fsdp

@@ -6,7 +6,7 @@
 #include <sstream>
 
 #include "sharding/module_tree.h"
-#include "train/module_entries.h"
+#include "train/load_plan.h"
 #include "train/move_values.h"
 
 namespace fsdp {
@@ -16,9 +16,12 @@ namespace {
 using train::ModuleEntry;
 
 struct LoadPlan {
-  IncompatibleKeys keys;
-  std::vector<ModuleEntry> targets;  // in the module's order
-  std::vector<std::string> wrong;    // "layers.0.weight is [3, 2], the given value [2, 2]"
+  IncompatibleKeys keys = {};
+  std::vector<ModuleEntry> targets = {};  // in the module's order
+  std::vector<std::string> wrong = {};    // "layers.0.weight is [3, 2], the given value [2, 2]"
+  bool strict = true;
+
+  [[nodiscard]] std::string complaint() const;
 };
 
 std::string misfit_of(const ModuleEntry& entry, const at::Tensor& value, bool must_be_whole) {
@@ -35,8 +38,9 @@ std::string misfit_of(const ModuleEntry& entry, const at::Tensor& value, bool mu
   return "";
 }
 
-LoadPlan plan_load(const std::vector<ModuleEntry>& entries, const StateDict& weights, bool must_be_whole) {
-  LoadPlan plan;
+LoadPlan plan_load(const std::vector<ModuleEntry>& entries, const StateDict& weights,
+                   const LoadStateDictOptions& options) {
+  LoadPlan plan{.strict = options.strict};
   std::set<std::string> names;
   for (const auto& entry : entries) {
     names.insert(entry.name);
@@ -45,7 +49,7 @@ LoadPlan plan_load(const std::vector<ModuleEntry>& entries, const StateDict& wei
       plan.keys.missing_keys.push_back(entry.name);
       continue;
     }
-    auto misfit = misfit_of(entry, *value, must_be_whole);
+    auto misfit = misfit_of(entry, *value, /*must_be_whole=*/options.broadcast_from_rank0);
     if (!misfit.empty()) plan.wrong.push_back(std::move(misfit));
     plan.targets.push_back(entry);
   }
@@ -54,12 +58,12 @@ LoadPlan plan_load(const std::vector<ModuleEntry>& entries, const StateDict& wei
   return plan;
 }
 
-std::string complaint_about(const LoadPlan& plan, bool strict) {
+std::string LoadPlan::complaint() const {
   std::vector<std::string> complaints;
-  const auto& [missing, unexpected] = plan.keys;
+  const auto& [missing, unexpected] = keys;
   if (strict && !missing.empty()) complaints.push_back("missing: " + train::listed(missing));
   if (strict && !unexpected.empty()) complaints.push_back("unexpected: " + train::listed(unexpected));
-  if (!plan.wrong.empty()) complaints.push_back("wrong: " + train::listed(plan.wrong));
+  if (!wrong.empty()) complaints.push_back("wrong: " + train::listed(wrong));
   return c10::Join("; ", complaints);
 }
 
@@ -72,8 +76,8 @@ std::string text_of_plan(const LoadPlan& plan) {
   return text.str();
 }
 
-LoadPlan plan_from_text(const std::vector<ModuleEntry>& entries, const std::string& text) {
-  LoadPlan plan;
+LoadPlan plan_from_text(const std::vector<ModuleEntry>& entries, const std::string& text, bool strict) {
+  LoadPlan plan{.strict = strict};
   std::set<std::string> wanted;
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
@@ -97,21 +101,12 @@ IncompatibleKeys load_state_dict(torch::nn::Module& module, const StateDict& wei
   train::check_off_meta(entries, title);
   const auto meshes = train::meshes_of(entries);
   const bool from_rank0 = options.broadcast_from_rank0;
-  TORCH_CHECK_VALUE(!from_rank0 || !meshes.empty(), title,
-                    ": broadcast_from_rank0 needs a module that fully_shard wrapped: it says over which ranks");
-
-  const bool has_values = !from_rank0 || train::is_first_rank(meshes);
-  LoadPlan plan;
-  if (has_values) plan = plan_load(entries, weights, from_rank0);
-  auto complaint = train::any_complaint(meshes, title, complaint_about(plan, options.strict));
-  if (complaint.empty() && from_rank0) {
-    const auto text = train::text_of_first_rank(meshes, "names to load", text_of_plan(plan));
-    if (!has_values) plan = plan_from_text(entries, text);
-    complaint = train::any_complaint(meshes, "places to load to", complaint_about(plan, options.strict));
-  }
-  TORCH_CHECK_VALUE(complaint.empty(), title, ": ", complaint,
-                    ". Nothing was loaded; strict = false skips missing and unexpected names");
-
+  const auto plan = train::agree_on_plan<LoadPlan>(
+      title, meshes, from_rank0,
+      {.from_own = [&] { return plan_load(entries, weights, options); },
+       .to_text = text_of_plan,
+       .from_text = [&](const std::string& text) { return plan_from_text(entries, text, options.strict); }});
+  const bool has_values = train::has_values_to_load(meshes, from_rank0);
   for (const auto& target : plan.targets) {
     const auto value = has_values ? weights[target.name] : at::Tensor();
     if (from_rank0) {

@@ -5,10 +5,12 @@
 #include <limits>
 #include <set>
 
-#include "comm/collectives.h"
+#include "mesh/agreement.h"
+#include "mesh/reduce_numbers.h"
 #include "sharding/module_tree.h"
 #include "train/module_entries.h"
 #include "train/move_values.h"
+#include "train/outcome.h"
 
 namespace fsdp {
 
@@ -99,34 +101,27 @@ std::vector<BlankTensor> make_blank(const std::vector<ModuleEntry>& blanks, c10:
   return made;
 }
 
-// The names of parameters or buffers that init left blank on this rank.
-std::vector<ModuleEntry> still_blank(const std::vector<BlankTensor>& made, const torch::nn::Module& module,
-                                     bool buffers) {
+// What init left blank on this rank.
+std::vector<ModuleEntry> still_blank(const std::vector<BlankTensor>& made, const torch::nn::Module& module) {
   std::unordered_map<std::string, at::Tensor> now;  // init may have registered other tensors
   for (const auto& entry : train::entries_of(module)) now.emplace(entry.name, entry.tensor);
   const dtensor::PlainScope plain;
   std::vector<ModuleEntry> blank;
   for (const auto& [entry, version] : made) {
-    if (entry.is_buffer != buffers) continue;
     const auto found = now.find(entry.name);
     if (found == now.end()) continue;
     const auto& tensor = found->second;
     auto* state = dtensor::state_of(tensor);
     const bool was_written = !tensor.is_same(entry.tensor) || tensor._version() != version;
-    if (!has_values(state ? state->local() : tensor, was_written)) blank.push_back({entry.name, tensor, buffers});
+    if (!has_values(state ? state->local() : tensor, was_written))
+      blank.push_back({entry.name, tensor, entry.is_buffer});
   }
   return blank;
 }
 
-std::vector<std::string> names_of(const std::vector<ModuleEntry>& entries) {
-  std::vector<std::string> names;
-  for (const auto& entry : entries) names.push_back(entry.name);
-  return names;
-}
-
-// Buffers that are blank on some rank get the first rank's values.
-void share_buffers(const std::vector<BlankTensor>& made, const torch::nn::Module& module, const DeviceMesh& mesh) {
-  const auto blank = names_of(still_blank(made, module, /*buffers=*/true));
+// Buffers that are blank on some rank of `mesh` get its first rank's values. `blank`: what is blank on this one.
+void share_buffers(const std::vector<BlankTensor>& made, const torch::nn::Module& module,
+                   const std::vector<ModuleEntry>& blank, const DeviceMesh& mesh) {
   std::vector<ModuleEntry> buffers;
   for (const auto& entry : train::entries_of(module)) {
     const bool was_blank =
@@ -134,17 +129,25 @@ void share_buffers(const std::vector<BlankTensor>& made, const torch::nn::Module
     if (entry.is_buffer && was_blank) buffers.push_back(entry);
   }
   if (buffers.empty()) return;
-  const auto device = c10::Device(mesh.device_type());
-  auto flags = at::zeros({static_cast<int64_t>(buffers.size())}, at::kInt);
+  std::vector<double> flags;
+  for (const auto& buffer : buffers) {
+    const bool is_blank =
+        std::any_of(blank.begin(), blank.end(), [&](const auto& entry) { return entry.name == buffer.name; });
+    flags.push_back(is_blank ? 1 : 0);
+  }
+  flags = reduce_numbers(flags, mesh, "agree on buffers without values (materialize)", c10d::ReduceOp::MAX);
+  const bool is_first = is_first_rank(mesh);
   for (size_t i = 0; i < buffers.size(); ++i)
-    if (std::find(blank.begin(), blank.end(), buffers[i].name) != blank.end()) flags[static_cast<int64_t>(i)] = 1;
-  flags = flags.to(device);
-  for (int64_t mesh_dim = 0; mesh_dim < mesh.ndim(); ++mesh_dim)
-    comm::all_reduce({flags}, mesh.get_group(mesh_dim), "blank buffers", c10d::ReduceOp::MAX).front().wait();
-  const bool is_first = train::is_first_rank({mesh});
-  for (size_t i = 0; i < buffers.size(); ++i)
-    if (flags[static_cast<int64_t>(i)].item<int>() != 0)
+    if (flags[i] != 0)
       train::send_value(buffers[i].tensor, is_first ? buffers[i].tensor : at::Tensor(), mesh, buffers[i].name);
+}
+
+// The mesh of the most ranks: buffers are the same on all of them. Undefined for a plain module.
+DeviceMesh widest_of(const std::vector<DeviceMesh>& meshes) {
+  DeviceMesh widest;
+  for (const auto& mesh : meshes)
+    if (!widest.defined() || mesh.size() > widest.size()) widest = mesh;
+  return widest;
 }
 
 struct Materialization {
@@ -156,27 +159,22 @@ struct Materialization {
 // Runs init and makes sure on all ranks that nothing stays blank.
 void give_values(torch::nn::Module& module, const Materialization& work,
                  const std::function<void(torch::nn::Module&)>& init) {
-  std::exception_ptr thrown;
-  std::string complaint;
-  try {
-    init(module);
-  } catch (const std::exception& error) {
-    thrown = std::current_exception();
-    complaint = "init failed: " + train::text_of(error);
-  }
-  complaint = train::any_complaint(work.meshes, "init of " + work.title, complaint);
-  if (thrown) std::rethrow_exception(thrown);
-  TORCH_CHECK(complaint.empty(), work.title, ": ", complaint);
+  train::Outcome outcome;
+  outcome.run([&] { init(module); });
+  auto complaint = train::any_complaint(work.meshes, "init of " + work.title, outcome.complaint());
+  outcome.rethrow();
+  TORCH_CHECK(complaint.empty(), work.title, ": init failed: ", complaint);
 
-  auto blank = still_blank(work.made, module, /*buffers=*/false);
-  if (train::is_first_rank(work.meshes)) {
-    const auto buffers = still_blank(work.made, module, /*buffers=*/true);
-    blank.insert(blank.end(), buffers.begin(), buffers.end());
-  }
-  complaint = blank.empty() ? "" : "init left without values, in whole or in part: " + train::listed(names_of(blank));
+  const auto blank = still_blank(work.made, module);
+  const auto mesh = widest_of(work.meshes);
+  const bool gives_buffers = !mesh.defined() || is_first_rank(mesh);
+  std::vector<std::string> names;
+  for (const auto& entry : blank)
+    if (!entry.is_buffer || gives_buffers) names.push_back(entry.name);
+  complaint = names.empty() ? "" : "init left without values, in whole or in part: " + train::listed(names);
   complaint = train::any_complaint(work.meshes, "values of " + work.title, complaint);
   TORCH_CHECK_VALUE(complaint.empty(), work.title, ": ", complaint);
-  if (!work.meshes.empty()) share_buffers(work.made, module, work.meshes.front());
+  if (mesh.defined()) share_buffers(work.made, module, blank, mesh);
 }
 
 }  // namespace

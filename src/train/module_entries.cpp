@@ -23,22 +23,35 @@ std::vector<ModuleEntry> entries_of(const torch::nn::Module& module) {
   return entries;
 }
 
-std::vector<DeviceMesh> meshes_of(const std::vector<ModuleEntry>& entries) {
+std::vector<DeviceMesh> meshes_of(const std::vector<at::Tensor>& tensors) {
   std::vector<DeviceMesh> meshes;
-  for (const auto& entry : entries) {
-    const auto* state = dtensor::state_of(entry.tensor);
+  for (const auto& tensor : tensors) {
+    const auto* state = dtensor::state_of(tensor);
     if (state && std::find(meshes.begin(), meshes.end(), state->mesh) == meshes.end()) meshes.push_back(state->mesh);
   }
   return meshes;
 }
 
+std::vector<DeviceMesh> meshes_of(const std::vector<ModuleEntry>& entries) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& entry : entries) tensors.push_back(entry.tensor);
+  return meshes_of(tensors);
+}
+
 bool is_first_rank(const std::vector<DeviceMesh>& meshes) {
+  return std::all_of(meshes.begin(), meshes.end(), [](const DeviceMesh& mesh) { return fsdp::is_first_rank(mesh); });
+}
+
+// The meshes of one rank may start alike where those of another do not.
+void check_one_first_rank(const std::vector<DeviceMesh>& meshes, const std::string& title) {
   std::set<int64_t> first_ranks;
   for (const auto& mesh : meshes) first_ranks.insert(mesh.mesh().flatten()[0].item<int64_t>());
-  TORCH_CHECK_NOT_IMPLEMENTED(first_ranks.size() <= 1,
-                              "parts of this module lie on meshes that start with different ranks (",
-                              c10::Join(", ", first_ranks), "): no rank can hold all of it; take the parts one by one");
-  return std::all_of(meshes.begin(), meshes.end(), [](const DeviceMesh& mesh) { return fsdp::is_first_rank(mesh); });
+  std::string complaint;
+  if (first_ranks.size() > 1)
+    complaint = c10::str("parts of this module lie on meshes that start with different ranks (",
+                         c10::Join(", ", first_ranks), "): no rank can hold all of it; take the parts one by one");
+  complaint = any_complaint(meshes, "the meshes of " + title, complaint);
+  TORCH_CHECK_NOT_IMPLEMENTED(complaint.empty(), title, ": ", complaint);
 }
 
 std::string text_of_first_rank(const std::vector<DeviceMesh>& meshes, const std::string& topic, std::string text) {
@@ -65,11 +78,6 @@ std::string listed(const std::vector<std::string>& names) {
   const std::vector<std::string> shown(names.begin(), names.begin() + std::min(names.size(), kMaxListed));
   const auto text = c10::Join(", ", shown);
   return names.size() == shown.size() ? text : c10::str(text, " and ", names.size() - shown.size(), " more");
-}
-
-std::string text_of(const std::exception& error) {
-  const auto* known = dynamic_cast<const c10::Error*>(&error);
-  return known ? known->what_without_backtrace() : error.what();
 }
 
 }  // namespace fsdp::train

@@ -14,12 +14,15 @@ struct ModuleEntry {
 // In the order of PyTorch's state_dict. A tied tensor comes once a name.
 [[nodiscard]] std::vector<ModuleEntry> entries_of(const torch::nn::Module& module);
 
-// Each mesh of the sharded entries once; empty for a plain module.
+// Each mesh of the sharded tensors once; empty where none is sharded.
+[[nodiscard]] std::vector<DeviceMesh> meshes_of(const std::vector<at::Tensor>& tensors);
 [[nodiscard]] std::vector<DeviceMesh> meshes_of(const std::vector<ModuleEntry>& entries);
 
-// Whether this rank is the first of all `meshes`: it gets and gives whole tensors. Errors: c10::NotImplementedError
-// when they start with different ranks.
+// Whether this rank is the first of all `meshes`.
 [[nodiscard]] bool is_first_rank(const std::vector<DeviceMesh>& meshes);
+// That one rank is the first of all meshes of all ranks, and so can get and give whole tensors of the module. `title`:
+// the function, for messages. Collective over `meshes`. Errors, on every rank: c10::NotImplementedError.
+void check_one_first_rank(const std::vector<DeviceMesh>& meshes, const std::string& title);
 // text_of_first_rank() over all `meshes`.
 [[nodiscard]] std::string text_of_first_rank(const std::vector<DeviceMesh>& meshes, const std::string& topic,
                                              std::string text);
@@ -32,8 +35,5 @@ void check_off_meta(const std::vector<ModuleEntry>& entries, const std::string& 
 
 // "a, b, c"; long lists end in "and 7 more".
 [[nodiscard]] std::string listed(const std::vector<std::string>& names);
-
-// The message of `error` without LibTorch's backtrace.
-[[nodiscard]] std::string text_of(const std::exception& error);
 
 }  // namespace fsdp::train

@@ -49,6 +49,7 @@ OptimizerStateDict optimizer_state_dict(const torch::nn::Module& module, const t
 OptimizerStateDict full_optimizer_state_dict(const torch::nn::Module& module,
                                              const torch::optim::Optimizer& optimizer) {
   const train::OptimizerNames names(module, optimizer);
+  train::check_one_first_rank(names.meshes(), "full_optimizer_state_dict");
   const bool collects = train::is_first_rank(names.meshes());
   auto dict = collect_optimizer_state(
       names, optimizer, [&](const std::string& name, const std::string& key, const at::Tensor& tensor) -> c10::IValue {

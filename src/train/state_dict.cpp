@@ -7,6 +7,7 @@
 #include "dtensor/rank0.h"
 #include "sharding/module_tree.h"
 #include "train/module_entries.h"
+#include "train/outcome.h"
 
 namespace fsdp {
 
@@ -28,36 +29,6 @@ std::vector<TiedEntry> grouped_by_tensor(const std::vector<train::ModuleEntry>& 
   }
   return groups;
 }
-
-// The sink behind a guard: what it throws is kept until all ranks know.
-class GuardedSink {
- public:
-  explicit GuardedSink(const TensorSink& sink) : sink_(sink) {}
-
-  void give(const TiedEntry& entry, const at::Tensor& whole) {
-    if (thrown_) return;
-    try {
-      for (const auto& name : entry.names) sink_(name, whole);
-    } catch (const std::exception& error) {
-      thrown_ = std::current_exception();
-      complaint_ = train::text_of(error);
-    } catch (...) {
-      thrown_ = std::current_exception();
-      complaint_ = "an exception that is no std::exception";
-    }
-  }
-  [[nodiscard]] const std::string& complaint() const { return complaint_; }
-  // Rethrows here, raises `complaint` on the other ranks.
-  void finish(const std::string& complaint) const {
-    if (thrown_) std::rethrow_exception(thrown_);
-    TORCH_CHECK(complaint.empty(), "full_state_dict ended early, because ", complaint);
-  }
-
- private:
-  const TensorSink& sink_;
-  std::exception_ptr thrown_;
-  std::string complaint_;
-};
 
 // Moves the tensors of `weights` under `prefix` into `archive`, nested as torch::save(module) nests them.
 void write_module(const torch::nn::Module& module, const std::string& prefix, const StateDict& weights,
@@ -86,26 +57,35 @@ StateDict state_dict(const torch::nn::Module& module) {
 }
 
 void stream_full_state_dict(const torch::nn::Module& module, const TensorSink& sink) {
+  const auto title = "full_state_dict(" + sharding::type_name(module) + ")";
   const auto entries = train::entries_of(module);
-  train::check_off_meta(entries, "full_state_dict(" + sharding::type_name(module) + ")");
+  train::check_off_meta(entries, title);
   const auto meshes = train::meshes_of(entries);
+  train::check_one_first_rank(meshes, title);
   const bool collects = train::is_first_rank(meshes);
-  GuardedSink guarded(sink);
+  train::Outcome outcome;
+  const auto give = [&](const TiedEntry& entry, const at::Tensor& whole) {
+    if (!collects) return;
+    outcome.run([&] {
+      for (const auto& name : entry.names) sink(name, whole);
+    });
+  };
   std::string complaint;
   for (const auto& entry : grouped_by_tensor(entries)) {
     auto* state = dtensor::state_of(entry.tensor);
     if (!state) {
-      if (collects) guarded.give(entry, entry.tensor.detach().clone());
+      give(entry, collects ? entry.tensor.detach().clone() : at::Tensor());
       continue;
     }
     // All ranks are about to gather this tensor, and the sink took the ones before.
-    complaint = train::any_complaint({state->mesh}, "full_state_dict of " + entry.names.front(), guarded.complaint());
+    complaint = train::any_complaint({state->mesh}, "full_state_dict of " + entry.names.front(), outcome.complaint());
     if (!complaint.empty()) break;
     const auto whole = dtensor::gather_to_first_rank(*state, entry.tensor.sizes());
-    if (collects) guarded.give(entry, whole);
+    give(entry, whole);
   }
-  if (complaint.empty()) complaint = train::any_complaint(meshes, "the end of full_state_dict", guarded.complaint());
-  guarded.finish(complaint);
+  if (complaint.empty()) complaint = train::any_complaint(meshes, "the end of full_state_dict", outcome.complaint());
+  outcome.rethrow();
+  TORCH_CHECK(complaint.empty(), "full_state_dict ended early, because ", complaint);
 }
 
 StateDict full_state_dict(const torch::nn::Module& module) {
@@ -122,17 +102,15 @@ StateDict full_state_dict(const torch::nn::Module& module) {
 void save_full_state_dict(const torch::nn::Module& module, const std::string& path) {
   const auto weights = full_state_dict(module);
   const auto meshes = train::meshes_of(train::entries_of(module));
-  std::string complaint;
+  train::Outcome outcome;
   if (train::is_first_rank(meshes)) {
-    try {
+    outcome.run([&] {
       torch::serialize::OutputArchive archive;
       write_module(module, "", weights, archive);
       archive.save_to(path);
-    } catch (const std::exception& failure) {
-      complaint = train::text_of(failure);
-    }
+    });
   }
-  complaint = train::any_complaint(meshes, "the outcome of save_full_state_dict", complaint);
+  const auto complaint = train::any_complaint(meshes, "the outcome of save_full_state_dict", outcome.complaint());
   TORCH_CHECK(complaint.empty(), "save_full_state_dict(", path, ") failed: ", complaint);
 }
 

@@ -266,6 +266,43 @@ TEST(MetaInit, WhatInitForgetsIsAnErrorThatNamesIt) {
   }
 }
 
+TEST(MetaInit, WhatInitThrowsNeedBeNoStdException) {
+  run_on_ranks(2, [](const RankContext& rank) {
+    const auto net = built_on_meta<Rotary>();
+    fully_shard(net, {.mesh = rank.mesh});
+    const auto init = [&](torch::nn::Module&) {
+      if (rank.rank() == 1) throw 7;
+    };
+    if (rank.rank() == 1) {
+      EXPECT_THROW(materialize(net, torch::kCPU, init), int);
+    } else {
+      EXPECT_CONTAINS(error_of([&] { materialize(net, torch::kCPU, init); }),
+                      "init failed: rank 1: an exception that is no std::exception");
+    }
+  });
+}
+
+// Experts on ranks {0, 1} and {2, 3}, the rest over all four.
+TEST(MetaInit, PartsOnOtherMeshes) {
+  run_on_ranks(4, [](const RankContext& rank) {
+    torch::nn::Sequential net{nullptr};
+    {
+      const MetaDeviceGuard meta;
+      net = torch::nn::Sequential(torch::nn::BatchNorm1d(6), torch::nn::Linear(6, 4));
+    }
+    fully_shard(net->ptr(1), {.mesh = mesh_2d(rank, 2, 2, "experts", {"pipeline", "expert"})["expert"]});
+    fully_shard(net, {.mesh = rank.mesh});
+    materialize(net, torch::kCPU, [&](torch::nn::Module& module) {
+      const torch::NoGradGuard no_grad;
+      for (auto& parameter : module.parameters()) parameter.fill_(3);
+      if (rank.rank() == 0)
+        for (auto& buffer : module.buffers()) buffer.fill_(2);
+    });
+    for (const auto& parameter : net->parameters()) EXPECT_TRUE(DTensor(parameter).to_local().eq(3).all().item<bool>());
+    for (const auto& buffer : net->buffers()) EXPECT_TRUE(buffer.eq(2).all().item<bool>()) << "those of rank 0";
+  });
+}
+
 TEST(MetaInit, APlainModuleWithoutSharding) {
   const auto net = built_on_meta<Mlp>();
   materialize(net, torch::kCPU, fill_all);

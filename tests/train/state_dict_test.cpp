@@ -145,6 +145,27 @@ TEST(StateDicts, OnTwoMeshDims) {  // behaviours 134
   });
 }
 
+// Experts on ranks {0, 1} and {2, 3} below a root over all four: no rank can hold all, which ranks 0 and 1 do not see.
+TEST(StateDicts, MeshesThatStartDifferentlyAreRefusedOnEveryRank) {
+  run_on_ranks(4, [](const RankContext& rank) {
+    torch::nn::Sequential net(torch::nn::Linear(4, 4), torch::nn::Linear(4, 4));
+    fill_parameters(*net, 1);
+    fully_shard(net->ptr(0), {.mesh = mesh_2d(rank, 2, 2, "experts", {"pipeline", "expert"})["expert"]});
+    fully_shard(net, {.mesh = rank.mesh});
+    torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    const auto expect_refused = [](const std::function<void()>& call) {
+      EXPECT_CONTAINS(error_of<c10::NotImplementedError>(call), "meshes that start with different ranks (0, 2)");
+    };
+    const LoadStateDictOptions from_rank0{.broadcast_from_rank0 = true};
+    expect_refused([&] { (void)full_state_dict(*net); });
+    expect_refused([&] { save_full_state_dict(*net, "/no/such/folder/model.pt"); });
+    expect_refused([&] { load_state_dict(*net, StateDict(), from_rank0); });
+    expect_refused([&] { (void)full_optimizer_state_dict(*net, optimizer); });
+    expect_refused([&] { load_optimizer_state_dict(*net, optimizer, OptimizerStateDict(), from_rank0); });
+    load_state_dict(*net, state_dict(*net));  // shards need no such rank
+  });
+}
+
 TEST(StateDicts, FullIsASnapshot) {
   run_on_ranks(2, [](const RankContext& rank) {
     Twins twins(rank, net_of<ConvNet>());
