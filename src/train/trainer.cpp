@@ -9,6 +9,7 @@
 #include <iomanip>
 #include <limits>
 #include <sstream>
+#include <tuple>
 
 #include "train/startup_table.h"
 
@@ -38,6 +39,31 @@ std::string format_validation(double loss) {
   std::ostringstream out;
   out << "validation loss: " << std::fixed << std::setprecision(4) << loss << " nats/byte";
   return out.str();
+}
+
+// A line for each thing that all ranks must have been given alike. Which file the first rank writes is its own matter.
+std::string settings_of(const TrainOptions& options, const Corpus& corpus) {
+  const auto& [model, schedule, sample] = std::tie(options.model, options.schedule, options.sample);
+  std::ostringstream text;
+  text << std::setprecision(std::numeric_limits<double>::digits10);
+  text << "text of " << corpus.train().numel() << " + " << corpus.validation().numel() << " bytes, checksum "
+       << corpus.checksum() << '\n';
+  text << "model: vocab_size " << model.vocab_size << ", seq_len " << model.seq_len << ", dim " << model.dim
+       << ", num_heads " << model.num_heads << ", num_layers " << model.num_layers << ", dropout " << model.dropout
+       << ", activation_checkpoint " << model.activation_checkpoint << '\n';
+  text << "lr " << schedule.peak << ", min_lr_factor " << schedule.min_factor << ", warmup_steps "
+       << schedule.warmup_steps << ", steps " << schedule.num_steps << ", time_limit " << options.time_limit << '\n';
+  text << "batch_size " << options.batch_size << ", gradient_accumulation_steps " << options.gradient_accumulation_steps
+       << ", seed " << options.seed << '\n';
+  text << "context_parallel_degree " << options.context_parallel.degree << ", by ring "
+       << (options.context_parallel.method == ContextParallelMethod::kRing) << '\n';
+  text << "weight_decay " << options.weight_decay << ", betas " << options.beta1 << " " << options.beta2
+       << ", max_norm " << options.max_norm << '\n';
+  text << "eval_interval " << options.eval_interval << ", eval_windows " << options.num_eval_windows << ", saved "
+       << !options.save.empty() << '\n';
+  text << "sample of " << sample.num_bytes << " bytes, temperature " << sample.temperature << ", seed " << sample.seed
+       << ", prompt " << one_line(sample.prompt) << '\n';
+  return text.str();
 }
 
 }  // namespace
@@ -75,9 +101,10 @@ Trainer::Trainer(TrainOptions options, Corpus corpus, World world, std::ostream&
       model_(make_model(options_.model, options_.seed)),
       sampler_(corpus_.train(), options_.model.seq_len, options_.seed),
       windows_(corpus_.validation(), options_.model.seq_len, options_.num_eval_windows) {
+  const auto difference = world_.any_difference(settings_of(options_, corpus_));
+  TORCH_CHECK_VALUE(difference.empty(), "the ranks were given different text or options: ", difference,
+                    ". Hint: every node needs the same files at the same paths, and the same options.");
   options_.validate_for(world_.size());
-  TORCH_CHECK_VALUE(world_.agrees(corpus_.checksum()),
-                    "the ranks read different text. Hint: every node needs the same files at the same paths.");
   shard_model(model_, world_);
   optimizer_ = make_optimizer(model_, options_);
   progress_.line(startup_table(options_, corpus_, world_, model_));
@@ -125,7 +152,8 @@ int64_t Trainer::schedule_position(int64_t num_steps_done, double elapsed) const
   if (options_.time_limit == 0.0) {
     return num_steps_done;
   }
-  const double by_time = static_cast<double>(options_.schedule.num_steps) * elapsed / options_.time_limit;
+  const double fraction = std::min(1.0, elapsed / options_.time_limit);  // infinite for a tiny limit
+  const double by_time = static_cast<double>(options_.schedule.num_steps) * fraction;
   return std::max(num_steps_done, static_cast<int64_t>(by_time));
 }
 
@@ -157,11 +185,7 @@ double Trainer::validate() {
 }
 
 void Trainer::save() {
-  if (world_.is_alone()) {
-    torch::save(model_, options_.save);
-  } else {
-    save_full_state_dict(*model_, options_.save);
-  }
+  save_full_state_dict(*model_, options_.save);
   progress_.line("saved the full weights to " + options_.save);
 }
 

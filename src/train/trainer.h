@@ -57,7 +57,8 @@ void shard_model(GPT& model, const World& world);
 class Trainer {
  public:
   // Collective when the world has several ranks, which all print through their own `out`: only the first one does.
-  // Errors: c10::ValueError when options do not fit the world or ranks were given different text or options.
+  // Errors, on every rank: c10::ValueError when options do not fit the world or ranks were given different text or
+  // options.
   Trainer(TrainOptions options, Corpus corpus, World world, std::ostream& out, bool is_terminal);
 
   // Trains, saves, prints a sample and, last, the validation loss, which it returns. Collective.

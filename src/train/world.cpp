@@ -1,20 +1,14 @@
 #include "train/world.h"
 
-#include <ATen/ops/tensor.h>
-
 #include <cstdlib>
 
-#include "comm/collectives.h"
 #include "comm/group_state.h"
+#include "comm/meeting.h"
+#include "mesh/reduce_numbers.h"
+#include "sharding/wrap_checks.h"
 
 namespace fsdp::train {
 namespace {
-
-void all_reduce_now(at::Tensor& values, const DeviceMesh& mesh, c10d::ReduceOp::RedOpType op) {
-  for (auto& pending : comm::all_reduce({values}, mesh.get_group(), "numbers of the training loop", op)) {
-    pending.wait();
-  }
-}
 
 // The `num_ranks` neighbours of `mesh` to which this rank belongs.
 DeviceMesh team_of(const DeviceMesh& mesh, int64_t num_ranks) {
@@ -56,13 +50,8 @@ std::optional<ContextParallel> World::split_sequences(torch::nn::Module& module,
 }
 
 std::vector<double> World::sum(const std::vector<double>& values) const {
-  if (is_alone()) {
-    return values;
-  }
-  auto tensor = at::tensor(values, at::kDouble);
-  all_reduce_now(tensor, mesh_, c10d::ReduceOp::SUM);
-  const auto* data = tensor.const_data_ptr<double>();
-  return {data, data + tensor.numel()};
+  if (is_alone()) return values;
+  return reduce_numbers(values, mesh_, "add up numbers of the training loop", c10d::ReduceOp::SUM);
 }
 
 std::vector<double> World::mean(const std::vector<double>& values) const {
@@ -73,15 +62,11 @@ std::vector<double> World::mean(const std::vector<double>& values) const {
   return result;
 }
 
-bool World::agrees(int64_t value) const {
-  if (is_alone()) {
-    return true;
-  }
-  // Equal exactly when the largest and the smallest are; ~ reverses the order without overflow.
-  auto extremes = at::tensor({value, ~value}, at::kLong);
-  all_reduce_now(extremes, mesh_, c10d::ReduceOp::MAX);
-  const auto* data = extremes.const_data_ptr<int64_t>();
-  return data[0] == ~data[1];
+std::string World::any_difference(const std::string& text) const {
+  if (is_alone()) return "";
+  return comm::meeting_of(mesh_.get_group())
+      ->compare_with_rank0("text and options of the training", text,
+                           [&](const std::string& first) { return sharding::first_difference(text, first); });
 }
 
 }  // namespace fsdp::train

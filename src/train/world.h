@@ -5,6 +5,7 @@
 #include <fsdp/device_mesh.h>
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "train/batches.h"
@@ -47,8 +48,9 @@ class World {
   // Element by element over the ranks, equal on all of them. Collective.
   [[nodiscard]] std::vector<double> sum(const std::vector<double>& values) const;
   [[nodiscard]] std::vector<double> mean(const std::vector<double>& values) const;
-  // Whether every rank passes the same number. Collective.
-  [[nodiscard]] bool agrees(int64_t value) const;
+  // The first line in which `text` of some rank differs from that of the first one, told to all; "" when none does.
+  // Collective.
+  [[nodiscard]] std::string any_difference(const std::string& text) const;
 
  private:
   World() = default;

@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "support/errors.h"
+#include "support/run_ranks.h"
 
 namespace fsdp::train {
 namespace {
@@ -120,6 +121,28 @@ TEST(Trainer, ATimeLimitShortensTheSchedule) {
   const auto output = run_training(options).output;
   EXPECT_THAT(output, ContainsRegex("\nthe time limit shortened the run to [0-9]+ steps\n"));
   EXPECT_THAT(output, ContainsRegex("\nvalidation loss: "));
+}
+
+TEST(Trainer, ATimeLimitThatIsOverAtOnceLeavesOneStep) {
+  auto options = small_options();
+  options.time_limit = 1e-20;
+  EXPECT_THAT(run_training(options).output, HasSubstr("\nthe time limit shortened the run to 1 steps\n"));
+}
+
+TEST(Trainer, RanksThatWereGivenSomethingElseAreRefusedOnEveryRank) {
+  testing::run_ranks(2, [](const ProcessGroup& group, int rank) {
+    const auto world = World::over(DeviceMesh::from_group(group, at::kCPU));
+    const auto train = [&](const TrainOptions& options, const Corpus& corpus) {
+      std::ostringstream out;
+      const Trainer trainer(options, corpus, world, out, /*is_terminal=*/false);
+    };
+    auto options = small_options();
+    options.schedule.num_steps += rank;
+    EXPECT_ERROR(train(options, small_corpus(16)), c10::ValueError, "steps 31");
+    const auto corpus =
+        Corpus::from_text(std::string(100, rank == 0 ? 'a' : 'b'), {.seq_len = 16, .val_fraction = 0.3});
+    EXPECT_ERROR(train(small_options(), corpus), c10::ValueError, "rank 0 has 'text of 70 + 30 bytes");
+  });
 }
 
 TEST(Trainer, APlainModelLoadsWhatWasSaved) {
