@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "train/option_checks.h"
+
 namespace fsdp::train {
 namespace {
 
@@ -49,7 +51,7 @@ Batch BatchSampler::rows(int64_t step, int64_t first_row, int64_t num_rows) cons
 
 FixedWindows::FixedWindows(at::Tensor tokens, int64_t seq_len, int64_t max_windows)
     : tokens_(std::move(tokens)), seq_len_(seq_len) {
-  TORCH_CHECK_VALUE(max_windows > 0, "max_windows must be at least 1, but is ", max_windows);
+  check_at_least("max_windows", max_windows, 1);
   const auto num_starts = tokens_.numel() - seq_len;  // places where a window and the byte after it fit
   TORCH_CHECK_VALUE(num_starts > 0, "a text of ", tokens_.numel(), " bytes holds no window of ", seq_len,
                     " bytes and the one after");

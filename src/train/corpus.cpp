@@ -10,6 +10,8 @@
 #include <fstream>
 #include <iterator>
 
+#include "train/option_checks.h"
+
 namespace fsdp::train {
 namespace {
 
@@ -29,6 +31,7 @@ class TextReader {
       return;
     }
     TORCH_CHECK_VALUE(fs::is_regular_file(status), path, " is neither a regular file nor a folder");
+    if (full()) return;
     const auto text = read(path);
     TORCH_CHECK_VALUE(!text.empty(), path, " is empty");
     TORCH_CHECK_VALUE(!looks_binary(text), path, " is a binary file; training reads plain text");
@@ -108,7 +111,7 @@ bool looks_binary(const std::string& text) {
 }
 
 Corpus Corpus::from_text(const std::string& text, const CorpusOptions& options) {
-  TORCH_CHECK_VALUE(options.seq_len > 0, "seq_len must be at least 1, but is ", options.seq_len);
+  check_at_least("seq_len", options.seq_len, 1);
   TORCH_CHECK_VALUE(options.val_fraction > 0.0 && options.val_fraction < 1.0,
                     "val_fraction must lie in (0, 1), but is ", options.val_fraction);
   const auto total = static_cast<int64_t>(text.size());

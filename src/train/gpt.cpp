@@ -6,6 +6,8 @@
 
 #include <cmath>
 
+#include "train/option_checks.h"
+
 namespace fsdp::train {
 namespace {
 
@@ -15,18 +17,14 @@ torch::nn::Linear linear_without_bias(int64_t in_features, int64_t out_features)
 
 torch::nn::LayerNorm layer_norm(int64_t dim) { return torch::nn::LayerNorm(torch::nn::LayerNormOptions({dim})); }
 
-void check_positive(const char* name, int64_t value) {
-  TORCH_CHECK_VALUE(value > 0, name, " must be at least 1, but is ", value);
-}
-
 }  // namespace
 
 void GPTOptions::validate() const {
-  check_positive("vocab_size", vocab_size);
-  check_positive("seq_len", seq_len);
-  check_positive("dim", dim);
-  check_positive("num_heads", num_heads);
-  check_positive("num_layers", num_layers);
+  check_at_least("vocab_size", vocab_size, 1);
+  check_at_least("seq_len", seq_len, 1);
+  check_at_least("dim", dim, 1);
+  check_at_least("num_heads", num_heads, 1);
+  check_at_least("num_layers", num_layers, 1);
   TORCH_CHECK_VALUE(dim % num_heads == 0, "dim must be a multiple of num_heads, but ", dim, " is not a multiple of ",
                     num_heads, ". Hint: dim ", (dim / num_heads + 1) * num_heads, " is.");
   TORCH_CHECK_VALUE(dropout >= 0.0 && dropout < 1.0, "dropout must lie in [0, 1), but is ", dropout);

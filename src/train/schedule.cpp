@@ -6,10 +6,12 @@
 #include <cmath>
 #include <numbers>
 
+#include "train/option_checks.h"
+
 namespace fsdp::train {
 
 void ScheduleOptions::validate() const {
-  TORCH_CHECK_VALUE(num_steps > 0, "steps must be at least 1, but is ", num_steps);
+  check_at_least("steps", num_steps, 1);
   TORCH_CHECK_VALUE(peak > 0.0 && std::isfinite(peak), "lr must be positive and finite, but is ", peak);
   TORCH_CHECK_VALUE(min_factor >= 0.0 && min_factor <= 1.0, "min_lr_factor must lie in [0, 1], but is ", min_factor);
   TORCH_CHECK_VALUE(warmup_steps >= 0 && warmup_steps <= num_steps, "warmup_steps must lie in [0, steps = ", num_steps,

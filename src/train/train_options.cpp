@@ -3,14 +3,11 @@
 #include <cmath>
 #include <filesystem>
 
+#include "train/option_checks.h"
 #include "train/trainer.h"
 
 namespace fsdp::train {
 namespace {
-
-void check_at_least(const char* name, int64_t value, int64_t least) {
-  TORCH_CHECK_VALUE(value >= least, name, " must be at least ", least, ", but is ", value);
-}
 
 void check_not_negative(const char* name, double value) {
   TORCH_CHECK_VALUE(value >= 0.0 && std::isfinite(value), name, " must not be negative, but is ", value);

@@ -78,6 +78,13 @@ TEST_F(CorpusTest, StopsAtMaxBytes) {
   EXPECT_EQ(text_of(corpus.train()) + text_of(corpus.validation()), "aaaaaaaaaaaaaaaaaaaabbbb");
 }
 
+TEST_F(CorpusTest, ReadsNoFileBeyondMaxBytes) {
+  options_.max_bytes = 20;
+  const std::vector<std::string> paths{write("a.txt", "aaaaaaaaaaaaaaaaaaaa"), write("b.txt", "bbbb")};
+  EXPECT_EQ(Corpus::load(paths, options_).num_files(), 1);
+  EXPECT_ERROR((void)Corpus::load({paths[0], "/no/such/file"}, options_), c10::ValueError, "no such file");
+}
+
 TEST_F(CorpusTest, RefusesWhatCannotBeTrainedOn) {
   EXPECT_ERROR((void)Corpus::load({}, options_), c10::ValueError, "at least one file or folder");
   EXPECT_ERROR((void)Corpus::load({"/no/such/file"}, options_), c10::ValueError,

@@ -108,6 +108,10 @@ TEST(Loss, AWrongArgumentFailsOnEveryRank) {
     EXPECT_CONTAINS(say(is_wrong ? torch::ones({2}) : fine, 2), is_wrong ? "loss_sum is Float of shape [2]" : others);
     EXPECT_CONTAINS(say(is_wrong ? torch::ones({}, torch::kLong) : fine, 2), is_wrong ? "loss_sum is Long" : others);
     EXPECT_CONTAINS(say(is_wrong ? at::Tensor() : fine, 2), is_wrong ? "undefined" : others);
+    const auto weight = error_of<c10::ValueError>([&] { std::ignore = token_weight(is_wrong ? -3 : 2, rank.mesh); });
+    EXPECT_CONTAINS(weight, is_wrong ? "token_weight: num_tokens is -3" : "token_weight: 1 other ranks");
+    const auto mean = error_of<c10::ValueError>([&] { std::ignore = token_mean(fine, is_wrong ? -3 : 2, rank.mesh); });
+    EXPECT_CONTAINS(mean, is_wrong ? "token_mean: num_tokens is -3" : "token_mean: 1 other ranks");
   });
 }
 
