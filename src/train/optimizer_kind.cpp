@@ -9,25 +9,20 @@ namespace {
 using Values = OptimizerKind::Values;
 namespace optim = torch::optim;
 
+template <class T, class... Ts>
+concept OneOf = (std::is_same_v<T, Ts> || ...);
+
 // The fields of each kind, under the names that LibTorch's own serialization uses. visit(name, field, is_required).
 template <class V>
 void visit_fields(optim::SGDParamState& s, V&& visit) {
   visit("momentum_buffer", s.momentum_buffer(), true);
 }
-template <class State, class V>
-void visit_adam_state(State& s, V&& visit) {
+template <OneOf<optim::AdamParamState, optim::AdamWParamState> State, class V>
+void visit_fields(State& s, V&& visit) {
   visit("step", s.step(), true);
   visit("exp_avg", s.exp_avg(), true);
   visit("exp_avg_sq", s.exp_avg_sq(), true);
   visit("max_exp_avg_sq", s.max_exp_avg_sq(), false);  // amsgrad
-}
-template <class V>
-void visit_fields(optim::AdamParamState& s, V&& visit) {
-  visit_adam_state(s, visit);
-}
-template <class V>
-void visit_fields(optim::AdamWParamState& s, V&& visit) {
-  visit_adam_state(s, visit);
 }
 template <class V>
 void visit_fields(optim::RMSpropParamState& s, V&& visit) {
@@ -50,21 +45,13 @@ void visit_fields(optim::SGDOptions& o, V&& visit) {
   visit("weight_decay", o.weight_decay(), true);
   visit("nesterov", o.nesterov(), true);
 }
-template <class Options, class V>
-void visit_adam_options(Options& o, V&& visit) {
+template <OneOf<optim::AdamOptions, optim::AdamWOptions> Options, class V>
+void visit_fields(Options& o, V&& visit) {
   visit("lr", o.lr(), true);
   visit("betas", o.betas(), true);
   visit("eps", o.eps(), true);
   visit("weight_decay", o.weight_decay(), true);
   visit("amsgrad", o.amsgrad(), true);
-}
-template <class V>
-void visit_fields(optim::AdamOptions& o, V&& visit) {
-  visit_adam_options(o, visit);
-}
-template <class V>
-void visit_fields(optim::AdamWOptions& o, V&& visit) {
-  visit_adam_options(o, visit);
 }
 template <class V>
 void visit_fields(optim::RMSpropOptions& o, V&& visit) {
