@@ -8,6 +8,26 @@
 
 namespace fsdp {
 
+namespace {
+
+// Of two listings; "" when they are the same.
+std::string first_difference(const std::string& of_first_rank, const std::string& own, int64_t rank) {
+  std::istringstream a(of_first_rank);
+  std::istringstream b(own);
+  std::string x;
+  std::string y;
+  while (true) {
+    const bool has_x = static_cast<bool>(std::getline(a, x));
+    const bool has_y = static_cast<bool>(std::getline(b, y));
+    if (!has_x && !has_y) return "";
+    if (!has_x) x = "nothing more";
+    if (!has_y) y = "nothing more";
+    if (x != y) return c10::str("the first rank has '", x, "', rank ", rank, " has '", y, "'");
+  }
+}
+
+}  // namespace
+
 // Along the first dim, then the next: after dim i, all ranks that differ in the first i + 1 coordinates only know it.
 std::string text_of_first_rank(const DeviceMesh& mesh, const std::string& topic, std::string text) {
   for (int64_t mesh_dim = 0; mesh_dim < mesh.ndim(); ++mesh_dim) {
@@ -32,13 +52,13 @@ std::string any_complaint(const DeviceMesh& mesh, const std::string& topic, std:
   return text_of_first_rank(mesh, topic, complaint);
 }
 
-std::string compare_with_first_rank(const DeviceMesh& mesh, const std::string& topic, const std::string& record,
-                                    const std::function<std::string(const std::string&)>& compare) {
-  const auto complain = [&](const std::string& first) { return first == record ? std::string() : compare(first); };
-  if (mesh.ndim() == 1) return comm::meeting_of(mesh.get_group())->compare_with_rank0(topic, record, complain);
-  return any_complaint(mesh, topic, complain(text_of_first_rank(mesh, topic, record)));
+std::string difference_between_ranks(const DeviceMesh& mesh, const std::string& topic, const std::string& listing) {
+  const auto compare = [&](const std::string& first) { return first_difference(first, listing, mesh.get_rank()); };
+  if (mesh.ndim() == 1) return comm::meeting_of(mesh.get_group())->compare_with_rank0(topic, listing, compare);
+  return any_complaint(mesh, topic, compare(text_of_first_rank(mesh, topic, listing)));
 }
 
+// Sums along the first dim and along the last, weighted by their places: rows or columns in another order count too.
 std::string checksum(const at::Tensor& tensor) {
   auto values = tensor.detach();
   if (c10::isFloat8Type(values.scalar_type())) values = values.to(at::kFloat);  // they take no part in promotion
@@ -46,6 +66,11 @@ std::string checksum(const at::Tensor& tensor) {
   std::ostringstream text;
   text << std::hexfloat << at::sum(values, at::kDouble).item<double>();
   if (values.is_floating_point()) text << " " << at::norm(values, 2, at::kDouble).item<double>();
+  if (values.dim() == 0 || values.numel() == 0) return text.str();
+  for (const int64_t dim : {int64_t{0}, values.dim() - 1}) {
+    const auto sums = at::sum(values.movedim(dim, 0).reshape({values.size(dim), -1}), {1}, false, at::kDouble);
+    text << " " << at::dot(sums, at::arange(1, sums.numel() + 1, sums.options())).item<double>();
+  }
   return text.str();
 }
 

@@ -8,7 +8,6 @@
 // The first three are collective. Errors: c10::DistError when a rank does not come, or comes with another `topic`.
 #include <fsdp/device_mesh.h>
 
-#include <functional>
 #include <string>
 
 namespace fsdp {
@@ -20,14 +19,13 @@ namespace fsdp {
 // complains.
 [[nodiscard]] std::string any_complaint(const DeviceMesh& mesh, const std::string& topic, std::string complaint);
 
-// "" when all ranks have the same `record`. Otherwise one complaint, the same on every rank: what `compare` makes of
-// the first rank's record on a rank whose own is another.
-[[nodiscard]] std::string compare_with_first_rank(const DeviceMesh& mesh, const std::string& topic,
-                                                  const std::string& record,
-                                                  const std::function<std::string(const std::string&)>& compare);
+// "" when all ranks have the same `listing`. Otherwise the first line in which a rank's differs from the first rank's,
+// the same text on every rank: "the first rank has 'weight [4, 3]', rank 2 has 'weight [5, 3]'".
+[[nodiscard]] std::string difference_between_ranks(const DeviceMesh& mesh, const std::string& topic,
+                                                   const std::string& listing);
 
-// Text that differs between tensors of different values, up to collisions; their shapes are not part of it. For
-// comparing through the store what is too large for it. Local.
+// Text that differs between tensors of different values, up to collisions, also where rows or columns change places;
+// their shapes are not part of it. For comparing through the store what is too large for it. Local.
 [[nodiscard]] std::string checksum(const at::Tensor& tensor);
 
 // Whether this rank's coordinate is 0 in every dim.

@@ -6,10 +6,8 @@
 #include <set>
 #include <sstream>
 
-#include "comm/group_state.h"
-#include "comm/meeting.h"
+#include "mesh/agreement.h"
 #include "sharding/module_tree.h"
-#include "sharding/wrap_checks.h"
 
 namespace fsdp::parallel {
 namespace {
@@ -83,12 +81,9 @@ DdpParameters ddp_parameters(const torch::nn::Module& module, c10::DeviceType de
 
 void check_same_on_all_ranks(const DdpParameters& parameters, const torch::nn::Module& module,
                              const DistributedDataParallelOptions& options) {
-  const auto own = structure_of(parameters, module, options);
   const auto name = sharding::type_name(module);
-  const auto different =
-      comm::meeting_of(options.mesh.get_group())
-          ->compare_with_rank0("DistributedDataParallel of " + name, own,
-                               [&own](const std::string& theirs) { return sharding::first_difference(own, theirs); });
+  const auto different = difference_between_ranks(options.mesh, "DistributedDataParallel of " + name,
+                                                  structure_of(parameters, module, options));
   TORCH_CHECK_VALUE(different.empty(), "DistributedDataParallel(", name,
                     "): the ranks hold different modules: ", different);
 }

@@ -39,10 +39,8 @@ void check_names(const DeviceMesh& mesh, const DataParallelMeshDims& dims) {
 void check_same_dims(const DeviceMesh& mesh, const DataParallelMeshDims& dims) {
   const auto own =
       c10::str("shard [", c10::Join(", ", dims.shard), "], replicate [", c10::Join(", ", dims.replicate), "]");
-  const auto complaint = compare_with_first_rank(mesh, "dp_mesh_dims", own, [&](const std::string& first) {
-    return c10::str(own, " on one rank, ", first, " on the first");
-  });
-  TORCH_CHECK_VALUE(complaint.empty(), "dp_mesh_dims differ between the ranks: ", complaint);
+  const auto difference = difference_between_ranks(mesh, "dp_mesh_dims", own);
+  TORCH_CHECK_VALUE(difference.empty(), "dp_mesh_dims differ between the ranks: ", difference);
 }
 
 // One mesh dim out of several.

@@ -65,13 +65,6 @@ std::vector<DeviceMesh> meshes_of(const std::vector<NamedParameter>& parameters)
   return meshes;
 }
 
-// The first line in which a rank's listing is not that of the mesh's first rank, on every rank. Collective.
-std::string difference_between_ranks(const DeviceMesh& mesh, const std::string& topic, const std::string& listing) {
-  return compare_with_first_rank(mesh, topic, listing, [&](const std::string& first) {
-    return c10::str("seen from rank ", mesh.get_rank(), ": ", first_difference(listing, first));
-  });
-}
-
 void broadcast_over(const DeviceMesh& mesh, const std::string& path, const at::Tensor& tensor) {
   if (tensor.is_meta()) return;
   for (int64_t mesh_dim = 0; mesh_dim < mesh.ndim(); ++mesh_dim)
@@ -79,21 +72,6 @@ void broadcast_over(const DeviceMesh& mesh, const std::string& path, const at::T
 }
 
 }  // namespace
-
-std::string first_difference(const std::string& mine, const std::string& theirs) {
-  std::istringstream a(mine);
-  std::istringstream b(theirs);
-  std::string x;
-  std::string y;
-  while (true) {
-    const bool has_x = static_cast<bool>(std::getline(a, x));
-    const bool has_y = static_cast<bool>(std::getline(b, y));
-    if (!has_x && !has_y) return "";
-    if (!has_x) x = "nothing more";
-    if (!has_y) y = "nothing more";
-    if (x != y) return c10::str("rank 0 has '", y, "', this rank has '", x, "'");
-  }
-}
 
 DeviceMesh checked_mesh(const DeviceMesh& mesh) {
   if (!mesh.defined()) {
@@ -155,7 +133,7 @@ void check_same_structure(const std::vector<NamedParameter>& parameters, const s
   auto structure = structure_of(parameters, options);
   if (options.sync_init) structure += buffers_of(modules);
   const auto different = difference_between_ranks(options.mesh, "wrap by " + title, structure);
-  TORCH_CHECK_VALUE(different.empty(), title, ": the ranks wrap different modules, ", different);
+  TORCH_CHECK_VALUE(different.empty(), title, ": the ranks wrap different modules: ", different);
 }
 
 void compare_start(const std::vector<NamedParameter>& parameters, const std::string& title) {

@@ -31,9 +31,6 @@ void check_same_structure(const std::vector<NamedParameter>& parameters, const s
 // Warns on every rank where parameters differ between the ranks of their mesh. Collective through the store.
 void compare_start(const std::vector<NamedParameter>& parameters, const std::string& title);
 
-// The first line in which two listings differ, this rank's and rank 0's; "" when they are the same.
-[[nodiscard]] std::string first_difference(const std::string& mine, const std::string& theirs);
-
 // The values of the mesh's first rank on every rank: of parameters over their own mesh, of buffers over `mesh`.
 // Collective.
 void broadcast_start(const std::vector<NamedParameter>& parameters, const std::vector<torch::nn::Module*>& modules,

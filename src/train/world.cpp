@@ -3,9 +3,8 @@
 #include <cstdlib>
 
 #include "comm/group_state.h"
-#include "comm/meeting.h"
+#include "mesh/agreement.h"
 #include "mesh/reduce_numbers.h"
-#include "sharding/wrap_checks.h"
 
 namespace fsdp::train {
 namespace {
@@ -20,6 +19,11 @@ DeviceMesh team_of(const DeviceMesh& mesh, int64_t num_ranks) {
 }  // namespace
 
 World World::over(const DeviceMesh& mesh, const SequenceTeams& teams) {
+  const auto difference =
+      difference_between_ranks(mesh, "teams",
+                               c10::str("context_parallel_degree ", teams.degree, "\ncontext_parallel_method ",
+                                        teams.method == ContextParallelMethod::kRing ? "ring" : "ulysses"));
+  TORCH_CHECK_VALUE(difference.empty(), "the ranks were given different options: ", difference);
   World world;
   world.rank_ = mesh.get_local_rank();
   world.size_ = mesh.size();
@@ -63,10 +67,7 @@ std::vector<double> World::mean(const std::vector<double>& values) const {
 }
 
 std::string World::any_difference(const std::string& text) const {
-  if (is_alone()) return "";
-  return comm::meeting_of(mesh_.get_group())
-      ->compare_with_rank0("text and options of the training", text,
-                           [&](const std::string& first) { return sharding::first_difference(text, first); });
+  return is_alone() ? "" : difference_between_ranks(mesh_, "text and options of the training", text);
 }
 
 }  // namespace fsdp::train

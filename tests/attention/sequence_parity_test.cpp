@@ -161,8 +161,7 @@ RANKS_BODY(sequence_on_named_meshes) {
   EXPECT_CONTAINS(refusal({.shard = {"tp"}}, mesh), "'tp', but the dims of the mesh are [dp, cp]");
   EXPECT_CONTAINS(refusal({.shard = {"dp"}, .replicate = {"dp"}}, mesh), "'dp' twice");
   EXPECT_CONTAINS(refusal({.shard = {"dp"}}, {}), "set FullyShardOptions::mesh");
-  EXPECT_CONTAINS(refusal({.shard = {rank() == 3 ? "cp" : "dp"}}, mesh),
-                  "dp_mesh_dims differ between the ranks: shard [cp]");
+  EXPECT_CONTAINS(refusal({.shard = {rank() == 3 ? "cp" : "dp"}}, mesh), "rank 3 has 'shard [cp], replicate []'");
 
   fully_shard(net, {.mesh = mesh, .dp_mesh_dims = {.replicate = {"dp", "cp"}}});  // what replicate() does
   EXPECT_EQ(DTensor(net->weight).placements(), Placements{Replicate{}});

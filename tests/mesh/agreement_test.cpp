@@ -15,13 +15,10 @@ void expect_agreement(const RankContext& rank, const DeviceMesh& mesh) {
   }
   EXPECT_EQ(any_complaint(mesh, "all", "complaint of " + std::to_string(rank.rank())), "complaint of 0");
 
-  const auto differences = [&](const std::string& record) {
-    return compare_with_first_rank(mesh, "records", record,
-                                   [&](const std::string& first) { return record + ", not " + first; });
-  };
-  EXPECT_EQ(differences("same"), "");
+  EXPECT_EQ(difference_between_ranks(mesh, "listings", "a\nb"), "");
   for (int who = 1; who < rank.size(); ++who)
-    EXPECT_EQ(differences(rank.rank() == who ? "other" : "same"), "other, not same") << "record of " << who;
+    EXPECT_EQ(difference_between_ranks(mesh, "listings", rank.rank() == who ? "a\nc" : "a\nb"),
+              "the first rank has 'b', rank " + std::to_string(who) + " has 'c'");
 }
 
 TEST(Agreement, OverOneAndTwoMeshDims) {
@@ -45,6 +42,18 @@ TEST(Agreement, OfSeveralComplaintsAllRanksHearTheSame) {
       EXPECT_EQ(heard, text_of_first_rank(mesh, "what the first heard", heard));
     }
   });
+}
+
+TEST(Agreement, ChecksumsSeeTheOrderAndSmallDifferences) {
+  const auto tokens = torch::arange(12).view({3, 4}) + 100'000;
+  EXPECT_EQ(checksum(tokens), checksum(tokens.clone()));
+  EXPECT_NE(checksum(tokens), checksum(tokens.flip(0)));
+  EXPECT_NE(checksum(tokens), checksum(tokens.flip(1)));
+  auto other = tokens.clone();
+  other[1][2] += 1;
+  EXPECT_NE(checksum(tokens), checksum(other));
+  EXPECT_EQ(checksum(torch::ones({})), checksum(torch::ones({})));
+  EXPECT_EQ(checksum(torch::ones({0, 3})), checksum(torch::zeros({0, 3})));
 }
 
 TEST(Agreement, ChecksumsSeeImaginaryParts) {
