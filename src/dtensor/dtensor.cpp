@@ -1,7 +1,6 @@
 #include <fsdp/dtensor.h>
 
 #include "dtensor/gather.h"
-#include "dtensor/layout.h"
 #include "dtensor/shard_state.h"
 
 namespace fsdp {
@@ -18,7 +17,11 @@ const DeviceMesh& DTensor::device_mesh() const { return state_of(tensor_)->mesh;
 
 const Placements& DTensor::placements() const { return state_of(tensor_)->placements; }
 
-at::Tensor DTensor::to_local() const { return state_of(tensor_)->local(); }
+at::Tensor DTensor::to_local() const {
+  auto& state = *state_of(tensor_);
+  state.is_lent = true;
+  return state.local();
+}
 
 at::Tensor DTensor::full_tensor() const {
   auto& state = *state_of(tensor_);

@@ -162,10 +162,10 @@ bool queue_behind_gradient(Call& call) {
   const auto other = call.tensor(1);
   auto* target = state_of(self);
   auto* term = state_of(other);
-  if (!target || !term || target == term || target->owner || !term->is_pending()) return false;
+  if (!target || !term || target == term || target->owner || target->is_lent || !term->is_pending()) return false;
   if (!same_layout(self, other) || self.dtype() != other.dtype() || call.arg(2).toScalar().toDouble() != 1.0)
     return false;
-  target->queue_add(shared_state_of(other));
+  ShardState::queue_add(shared_state_of(self), shared_state_of(other));
   self.unsafeGetTensorImpl()->bump_version();
   call.finish(self);
   return true;

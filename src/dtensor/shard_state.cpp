@@ -30,13 +30,21 @@ HandleMeta* handle_meta(const at::Tensor& tensor) {
   return static_cast<HandleMeta*>(tensor.unsafeGetTensorImpl()->get_backend_meta());
 }
 
-// target += term, run when somebody reads the target.
-class QueuedAdd : public Pending {
+constexpr const char* kNoDataMessage =
+    "this tensor is sharded: its values are spread over the mesh. Use fsdp::DTensor(t).to_local() for this rank's "
+    "part, .full_tensor() for the whole. To save a model: fsdp::full_state_dict(module); to save an optimizer: "
+    "fsdp::full_optimizer_state_dict(module, optimizer)";
+
+}  // namespace
+
+// target += term, run when somebody reads the target, or when the term is about to change.
+class ShardState::QueuedAdd : public Pending {
  public:
   QueuedAdd(at::Tensor target, std::shared_ptr<Pending> before, std::shared_ptr<ShardState> term)
       : target_(std::move(target)), before_(std::move(before)), term_(std::move(term)) {}
   void wait() override {
     if (!term_) return;
+    term_->queued_into_.reset();  // served now
     if (before_) before_->wait();
     const PlainScope plain;
     target_.add_(term_->local());
@@ -50,14 +58,12 @@ class QueuedAdd : public Pending {
   std::shared_ptr<ShardState> term_;
 };
 
-constexpr const char* kNoDataMessage =
-    "this tensor is sharded: its values are spread over the mesh. Use fsdp::DTensor(t).to_local() for this rank's "
-    "part, .full_tensor() for the whole. To save a model: fsdp::full_state_dict(module); to save an optimizer: "
-    "fsdp::full_optimizer_state_dict(module, optimizer)";
-
-}  // namespace
+void ShardState::serve_reader() {
+  if (const auto reader = queued_into_.lock()) (void)reader->local();
+}
 
 const at::Tensor& ShardState::local() {
+  serve_reader();
   if (pending_) {
     const auto pending = pending_;
     pending->wait();  // stays pending when it fails, so that every reader learns it
@@ -67,14 +73,18 @@ const at::Tensor& ShardState::local() {
 }
 
 void ShardState::set_local(at::Tensor local) {
+  serve_reader();
   pending_.reset();
   local_ = std::move(local);
 }
 
-void ShardState::queue_add(const std::shared_ptr<ShardState>& term) {
+void ShardState::queue_add(const std::shared_ptr<ShardState>& target, const std::shared_ptr<ShardState>& term) {
+  target->serve_reader();
+  term->serve_reader();
   // At most one addition waits: an older one is carried out first, so that no chain of buffers builds up.
-  if (std::dynamic_pointer_cast<QueuedAdd>(pending_)) (void)local();
-  pending_ = std::make_shared<QueuedAdd>(local_, std::move(pending_), term);
+  if (std::dynamic_pointer_cast<QueuedAdd>(target->pending_)) (void)target->local();
+  target->pending_ = std::make_shared<QueuedAdd>(target->local_, std::move(target->pending_), term);
+  term->queued_into_ = target;
 }
 
 ShardState* state_of(const at::Tensor& tensor) {
@@ -117,13 +127,18 @@ std::string derived_path(const ShardState& from) {
   return from.path.starts_with(kPrefix) ? from.path : std::string(kPrefix) + from.path;
 }
 
-at::Tensor make_like(const ShardState& like, at::IntArrayRef sizes, at::Tensor local, std::string path) {
+at::Tensor make_sharded(const DeviceMesh& mesh, Placements placements, at::Tensor local, at::IntArrayRef sizes,
+                        std::string path, std::shared_ptr<Ledger> ledger) {
   const auto bytes = static_cast<int64_t>(local.nbytes());
-  if (path.empty()) path = derived_path(like);
-  auto state = std::make_shared<ShardState>(like.mesh, like.placements, std::move(local), std::move(path));
-  state->ledger = like.ledger;
-  state->charge = Charge(like.ledger, &MemoryStats::other, bytes);
+  auto state = std::make_shared<ShardState>(mesh, std::move(placements), std::move(local), std::move(path));
+  state->charge = Charge(ledger, &MemoryStats::other, bytes);
+  state->ledger = std::move(ledger);
   return make_handle(std::move(state), sizes);
+}
+
+at::Tensor make_like(const ShardState& like, at::IntArrayRef sizes, at::Tensor local, std::string path) {
+  if (path.empty()) path = derived_path(like);
+  return make_sharded(like.mesh, like.placements, std::move(local), sizes, std::move(path), like.ledger);
 }
 
 }  // namespace fsdp::dtensor

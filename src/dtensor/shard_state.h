@@ -44,12 +44,20 @@ class ShardState {
   void set_local(at::Tensor local);
   [[nodiscard]] bool is_pending() const { return pending_ != nullptr; }
   void set_pending(std::shared_ptr<Pending> pending) { pending_ = std::move(pending); }
-  // Queues `term` to be added: neither side waits until somebody reads. Only for states without owner.
-  void queue_add(const std::shared_ptr<ShardState>& term);
+  // Queues `target` += `term`: neither side waits until somebody reads. Only for targets without owner. The term is
+  // added as it is now: whoever reads, writes or queues onto it afterwards carries the addition out first.
+  static void queue_add(const std::shared_ptr<ShardState>& target, const std::shared_ptr<ShardState>& term);
+  // Somebody holds this rank's part as a plain tensor, and would not see what is queued.
+  bool is_lent = false;
 
  private:
+  class QueuedAdd;
+  // Carries out the addition that waits for this value, if one does.
+  void serve_reader();
+
   at::Tensor local_;
   std::shared_ptr<Pending> pending_;
+  std::weak_ptr<ShardState> queued_into_;  // whose addition waits for this value
 };
 
 // The state behind a handle; null for every other tensor.
@@ -64,6 +72,9 @@ class ShardState {
 void refresh_handle(const at::Tensor& handle, const at::Tensor& target);
 // A handle of the same state as `handle`, sharing its version counter (what detach() returns).
 [[nodiscard]] at::Tensor alias_handle(const at::Tensor& handle);
+// A new tensor of global `sizes`; its part is charged to `ledger`.
+[[nodiscard]] at::Tensor make_sharded(const DeviceMesh& mesh, Placements placements, at::Tensor local,
+                                      at::IntArrayRef sizes, std::string path, std::shared_ptr<Ledger> ledger);
 // A new tensor laid out as `like`: same mesh, placements and global sizes. `path` is empty for what an op computed.
 [[nodiscard]] at::Tensor make_like(const ShardState& like, at::IntArrayRef sizes, at::Tensor local,
                                    std::string path = "");
