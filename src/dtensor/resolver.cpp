@@ -9,7 +9,7 @@ namespace {
 // Whole on every rank, and no gradient comes back: a parameter that is whole has an owner, which sees each use.
 bool is_plain_value(const at::Tensor& tensor, const ShardState& state) {
   if (state.owner || (at::GradMode::is_enabled() && tensor.requires_grad())) return false;
-  return std::all_of(state.placements.begin(), state.placements.end(), is_replicate);
+  return std::none_of(state.placements.begin(), state.placements.end(), is_shard);  // gather() reduces Partial ones
 }
 }  // namespace
 
@@ -18,10 +18,7 @@ void Resolver::see(const at::Tensor& tensor) {
   Owner* owner = nullptr;
   if (auto* state = state_of(tensor)) {
     if (!path_) path_ = &state->path;
-    if (any_partial(state->placements)) {
-      partials_.push_back(state);
-      return;
-    }
+    if (any_partial(state->placements)) partials_.push_back(state);
     if (is_plain_value(tensor, *state)) return;
     owner = state->owner;
     if (owner && mode_ != Mode::kCompute && owner->precision(state->index).is_lowered) owner = nullptr;

@@ -149,5 +149,40 @@ TEST(Placements, StandaloneLeavesGetGradients) {
   });
 }
 
+// Terms of a sum over one mesh dim, cut over the other.
+TEST(Placements, TermsThatAreCutBehaveAsTheWhole) {
+  run_on_ranks(4, [](const RankContext& rank) {
+    const auto mesh = mesh_2d(rank, 2, 2, "grid");
+    const auto tensor = counting({4, 3}) / 12;
+    const auto whole_value = tensor * 3;  // ranks (0, c) hold their rows once, ranks (1, c) twice
+    const auto fresh = [&] {
+      const auto rows = chunk_of(tensor, 0, 2, rank.rank() % 2);
+      return DTensor::from_local(rows * (rank.rank() / 2 + 1), mesh, {Partial{}, Shard{0}}).tensor();
+    };
+    EXPECT_LE(difference(whole_value.t(), fresh().t()), kClose);
+    EXPECT_LE(difference(whole_value.matmul(tensor.t()), fresh().matmul(tensor.t())), kClose);
+    EXPECT_LE(difference(at::stack({whole_value, whole_value}), at::stack({fresh(), fresh()})), kClose);
+    EXPECT_LE(difference(whole_value.sum(), fresh().sum()), kClose);
+    const auto written = fresh();
+    written.view({-1}).mul_(2);
+    EXPECT_LE(difference(whole_value * 2, written), kClose);
+    auto plain = whole_value.clone().set_requires_grad(true), leaf = fresh().set_requires_grad(true);
+    plain.tanh().sum().backward();
+    leaf.tanh().sum().backward();
+    EXPECT_LE(difference(plain.grad(), leaf.grad()), kClose);
+  });
+}
+
+TEST(Placements, TermsTakePartInAGraph) {
+  on_two_and_three([](const RankContext& rank) {
+    const auto tensor = counting({4, 3}) / 12;
+    auto plain = (tensor * rank.size()).set_requires_grad(true);
+    auto leaf = DTensor::from_local(tensor, rank.mesh, {Partial{}}).tensor().set_requires_grad(true);
+    plain.tanh().sum().backward();
+    leaf.tanh().sum().backward();
+    EXPECT_LE(difference(plain.grad(), leaf.grad()), kClose);
+  });
+}
+
 }  // namespace
 }  // namespace fsdp::testing
