@@ -30,7 +30,8 @@ constexpr std::string_view kPointwiseOps[] = {
     "xlogy",        "where",      "masked_fill", "copy",        "fill",        "zero",
     "clone",        "_to_copy",   "subtract",    "multiply",    "divide",      "true_divide",
     "floor_divide", "negative",   "absolute",    "clip",        "positive",    "special_xlog1py",
-    "heaviside",
+    "heaviside",    "acos",       "asin",        "cosh",        "sinh",        "erfc",
+    "lgamma",
 };
 constexpr std::string_view kPointwiseExact[] = {
     "max.other", "max.out", "min.other", "min.out", "_fused_adam_", "_fused_sgd_", "_fused_adamw_", "_fused_adagrad_",
@@ -145,7 +146,6 @@ Table build_table() {
   for (const auto name : {"detach", "alias", "lift_fresh"}) put(name, {Rule::kAlias});
   put("detach_", {Rule::kNothing});
   for (const auto name : {"to", "contiguous", "cpu", "lift"}) put(name, {Rule::kConvert});
-  put("to.other", {Rule::kShape});
   put("to.device", {Rule::kGather});  // what printing asks for before it reads the values
   put("is_pinned", {Rule::kLocal});
   put("stack", {Rule::kStack});
@@ -158,7 +158,7 @@ Table build_table() {
   put("max.", {Rule::kReduce, Reduction::kMax});
   put("all.", {Rule::kReduce, Reduction::kAll});
   put("any.", {Rule::kReduce, Reduction::kAny});
-  for (const auto name : {"norm.Scalar", "norm.ScalarOpt_dtype", "linalg_vector_norm", "_foreach_norm.Scalar"})
+  for (const auto name : {"norm.Scalar", "norm.ScalarOpt_dtype", "linalg_vector_norm.", "_foreach_norm.Scalar"})
     put(name, {Rule::kReduce, Reduction::kNorm});
 
   for (const auto name : kMetadataWrites)
@@ -166,6 +166,14 @@ Table build_table() {
                "it would change the shape of the handle and not of the shards; make a new tensor instead"});
   put("set_data", {Rule::kRefuse, Reduction::kNone, "assign values with copy_() under torch::NoGradGuard"});
   return table;
+}
+
+// _foreach_X is X for each tensor. (Others, such as _foreach_max and _foreach_mm, are no work part by part.)
+bool is_foreach_of_pointwise(const Table& table, const std::string& name) {
+  constexpr std::string_view kForeach = "aten::_foreach_";
+  if (!name.starts_with(kForeach)) return false;
+  const auto single = table.find("aten::" + name.substr(kForeach.size()));
+  return single != table.end() && single->second.rule == Rule::kPointwise;
 }
 
 }  // namespace
@@ -183,7 +191,7 @@ TableEntry rule_of(const std::string& name, const std::string& overload) {
   if (exact != table.end()) return exact->second;
   const auto any = table.find(name);
   if (any != table.end()) return any->second;
-  if (name.starts_with("aten::_foreach_") && name != "aten::_foreach_norm") return {Rule::kPointwise};
+  if (is_foreach_of_pointwise(table, name)) return {Rule::kPointwise};
   if (name.starts_with("c10d::"))
     return {Rule::kRefuse, Reduction::kNone,
             "collectives do not see shards; pass fsdp::DTensor(t).to_local() or full_tensor()"};
