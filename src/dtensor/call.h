@@ -22,6 +22,18 @@ class Call {
   [[nodiscard]] size_t num_returns() const { return facts.return_arg.size(); }
   [[nodiscard]] c10::IValue& result(size_t i) { return stack_[stack_.size() - num_returns() + i]; }
 
+  // What the op returns of its own arguments (in-place, out=), to be put back after run(), when those were replaced.
+  [[nodiscard]] c10::SmallVector<c10::IValue, 4> written_returns() {
+    c10::SmallVector<c10::IValue, 4> returns(num_returns());
+    for (size_t r = 0; r < num_returns(); ++r)
+      if (facts.return_arg[r] >= 0) returns[r] = arg(static_cast<size_t>(facts.return_arg[r]));
+    return returns;
+  }
+  void restore(c10::ArrayRef<c10::IValue> returns) {
+    for (size_t r = 0; r < num_returns(); ++r)
+      if (facts.return_arg[r] >= 0) result(r) = returns[r];
+  }
+
   // Ends the call with one value, without running the op.
   void finish(c10::IValue value) {
     stack_.resize(base_);
@@ -43,26 +55,30 @@ class Call {
   void for_each_tensor(const Visit& visit) {
     for (size_t i = 0; i < num_args(); ++i) for_each_tensor_of(arg(i), [&](const at::Tensor& t) { visit(t, i); });
   }
-  // Replaces every tensor of argument i that carries the wrapper key (with `all`: every defined one) by change(tensor).
+  // Replaces every defined tensor in `value` by change(tensor, its place in the list).
   template <class Change>
-  void replace_tensors(size_t i, const Change& change, bool all = false) {
-    const auto changes = [all](const at::Tensor& t) { return all ? t.defined() : has_wrapper_key(t); };
-    auto& value = arg(i);
+  static void map_tensors(c10::IValue& value, const Change& change) {
+    const auto map_one = [&change](const at::Tensor& t, size_t place) { return t.defined() ? change(t, place) : t; };
+    size_t place = 0;
     if (value.isTensor()) {
-      const auto& tensor = value.toTensor();
-      if (changes(tensor)) value = change(tensor);
+      value = map_one(value.toTensor(), place);
     } else if (value.isTensorList()) {
       c10::List<at::Tensor> list;
-      for (const at::Tensor& t : value.toTensorVector()) list.push_back(changes(t) ? change(t) : t);
+      for (const at::Tensor& t : value.toTensorVector()) list.push_back(map_one(t, place++));
       value = std::move(list);
-    } else if (value.isList()) {  // Tensor?[]
+    } else if (value.isOptionalTensorList()) {
       c10::impl::GenericList list(value.toList().elementType());
       for (const auto& item : value.toListRef()) {
-        const bool replaces = item.isTensor() && changes(item.toTensor());
-        list.push_back(replaces ? c10::IValue(change(item.toTensor())) : item);
+        list.push_back(item.isTensor() ? c10::IValue(map_one(item.toTensor(), place)) : item);
+        ++place;
       }
       value = list;
     }
+  }
+  // Replaces every tensor of argument i that carries the wrapper key by change(tensor).
+  template <class Change>
+  void replace_tensors(size_t i, const Change& change) {
+    map_tensors(arg(i), [&change](const at::Tensor& t, size_t) { return has_wrapper_key(t) ? change(t) : t; });
   }
 
  private:
@@ -116,6 +132,7 @@ bool apply_shape(Call& call);         //
 bool apply_metadata(Call& call);      //
 bool apply_local(Call& call);         //
 bool apply_alias(Call& call);         //
+bool apply_nothing(Call& call);       //
 bool apply_shallow_copy(Call& call);  //
 bool apply_set(Call& call);           //
 void apply_gather(Call& call);        // gather_rule.cpp

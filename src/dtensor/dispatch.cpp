@@ -28,7 +28,7 @@ bool apply_rule(Call& call) {
     case Rule::kAlias:
       return apply_alias(call);
     case Rule::kNothing:
-      return state_of(call.tensor(0)) && (call.finish(call.tensor(0)), true);
+      return apply_nothing(call);
     case Rule::kMetadata:
       return apply_metadata(call);
     case Rule::kLocal:

@@ -36,9 +36,7 @@ void cast_activations(Call& call, at::ScalarType dtype) {
   const c10::impl::ExcludeDispatchKeyGuard exclude(kWrapperKey);
   for (size_t i = 0; i < call.num_args(); ++i) {
     if (call.facts.is_write[i]) continue;
-    call.replace_tensors(
-        i, [&](const at::Tensor& t) { return t.is_floating_point() && t.dim() > 0 ? t.to(dtype) : t; },
-        /*all=*/true);
+    Call::map_tensors(call.arg(i), [&](const at::Tensor& t, size_t) { return follow_dtype(t, dtype); });
   }
 }
 
@@ -51,10 +49,7 @@ void apply_gather(Call& call) {
   resolver.gather();
 
   c10::SmallVector<at::Tensor, 2> written;
-  c10::SmallVector<c10::IValue, 4> returned(call.num_returns());
-  for (size_t r = 0; call.facts.writes && r < call.num_returns(); ++r) {
-    if (call.facts.return_arg[r] >= 0) returned[r] = call.arg(call.facts.return_arg[r]);
-  }
+  const auto returns = call.written_returns();
   for (size_t i = 0; i < call.num_args(); ++i) {
     call.replace_tensors(i, [&](const at::Tensor& t) {
       if (call.facts.is_write[i]) {
@@ -67,9 +62,7 @@ void apply_gather(Call& call) {
   if (resolver.cast_dtype() && call.facts.casts_inputs) cast_activations(call, *resolver.cast_dtype());
   call.run();
   for (const auto& t : written) resolver.write_back(t);
-  for (size_t r = 0; call.facts.writes && r < call.num_returns(); ++r) {
-    if (!returned[r].isNone()) call.result(r) = returned[r];
-  }
+  call.restore(returns);
 }
 
 }  // namespace fsdp::dtensor

@@ -33,25 +33,23 @@ class PointwisePlan {
   }
 
   void run() {
-    const auto returned = original_returns();
+    const auto returns = call_.written_returns();
     std::vector<at::Tensor> written;
     visit([&](const at::Tensor& t, size_t arg, size_t) {
       if (call_.facts.is_write[arg] && state_of(t)) written.push_back(t);
     });
-    for (size_t i = 0; i < call_.num_args(); ++i) substitute(i);
+    for (size_t i = 0; i < call_.num_args(); ++i)
+      Call::map_tensors(call_.arg(i), [&](const at::Tensor& t, size_t place) { return local_operand(t, place); });
     {
-      const c10::InferenceMode inference(false);
-      const at::NoGradGuard no_grad;
+      const PlainScope plain;
       call_.run();
     }
     for (const auto& t : written) t.unsafeGetTensorImpl()->bump_version();
     for (size_t r = 0; r < call_.num_returns(); ++r) {
-      auto& result = call_.result(r);
-      if (!returned[r].isNone())
-        result = returned[r];
-      else
-        wrap(result);
+      if (call_.facts.return_arg[r] >= 0) continue;
+      Call::map_tensors(call_.result(r), [&](const at::Tensor& t, size_t place) { return wrap(t, place); });
     }
+    call_.restore(returns);
   }
 
  private:
@@ -115,40 +113,9 @@ class PointwisePlan {
     return own_part(t, handle.sizes(), state->mesh, state->placements);
   }
 
-  void substitute(size_t i) {
-    auto& value = call_.arg(i);
-    if (value.isTensor() && value.toTensor().defined()) {
-      value = local_operand(value.toTensor(), 0);
-    } else if (value.isTensorList()) {
-      c10::List<at::Tensor> list;
-      size_t place = 0;
-      for (const at::Tensor& t : value.toTensorVector()) list.push_back(local_operand(t, place++));
-      value = std::move(list);
-    }
-  }
-
-  std::vector<c10::IValue> original_returns() {
-    std::vector<c10::IValue> returned(call_.num_returns());
-    for (size_t r = 0; r < returned.size(); ++r)
-      if (call_.facts.return_arg[r] >= 0) returned[r] = call_.arg(call_.facts.return_arg[r]);
-    return returned;
-  }
-
-  void wrap(c10::IValue& result) const {
-    const auto wrap_one = [&](const at::Tensor& local, size_t place) {
-      const auto& handle = references_[place].handle;
-      if (!handle.defined()) return local;
-      const auto& state = *state_of(handle);
-      return make_like(state, handle.sizes(), local);
-    };
-    if (result.isTensor()) {
-      result = wrap_one(result.toTensor(), 0);
-    } else if (result.isTensorList()) {
-      c10::List<at::Tensor> list;
-      size_t place = 0;
-      for (const at::Tensor& t : result.toTensorVector()) list.push_back(wrap_one(t, place++));
-      result = std::move(list);
-    }
+  at::Tensor wrap(const at::Tensor& local, size_t place) const {
+    const auto& handle = references_[place].handle;
+    return handle.defined() ? make_like(*state_of(handle), handle.sizes(), local) : local;
   }
 
   Call& call_;

@@ -78,6 +78,10 @@ void Resolver::write_back(const at::Tensor& tensor) const {
   }
 }
 
+at::Tensor follow_dtype(const at::Tensor& tensor, at::ScalarType dtype) {
+  return tensor.dim() > 0 && tensor.is_floating_point() ? tensor.to(dtype) : tensor;
+}
+
 void check_not_lowered(const at::Tensor& tensor) {
   const auto* storage = gathered_storage_of(tensor);
   if (!storage) return;

@@ -38,6 +38,10 @@ class Resolver {
   c10::SmallVector<std::shared_ptr<LoneCopy>, 2> lone_;
 };
 
+// Mixed precision: `tensor` in the dtype of the parameter it meets, as part of the graph. Integers and single numbers
+// stay: they do not decide the result's dtype.
+[[nodiscard]] at::Tensor follow_dtype(const at::Tensor& tensor, at::ScalarType dtype);
+
 // Errors: c10::NotImplementedError for a view of a copy that was lowered for compute: its shards would be rounded.
 void check_not_lowered(const at::Tensor& tensor);
 

@@ -26,10 +26,7 @@ T resolve_argument(const Resolver&, const T& value) {
   return value;
 }
 
-// Mixed precision: activations follow the dtype of the parameter they meet, as part of the graph.
-inline at::Tensor cast_argument(at::ScalarType dtype, const at::Tensor& tensor) {
-  return tensor.is_floating_point() ? tensor.to(dtype) : tensor;
-}
+inline at::Tensor cast_argument(at::ScalarType dtype, const at::Tensor& tensor) { return follow_dtype(tensor, dtype); }
 inline std::optional<at::Tensor> cast_argument(at::ScalarType dtype, const std::optional<at::Tensor>& tensor) {
   return tensor && tensor->defined() ? std::optional(cast_argument(dtype, *tensor)) : tensor;
 }
@@ -95,24 +92,10 @@ struct TypedKernel;
 template <class Op, class Result, class... Args>
 struct TypedKernel<Op, Result(Args...)> {
   // For ops that only read: mm, layer_norm, embedding, ...
-  static Result read(Args... args) {
-    Resolver resolver(Op::name);
-    (see_argument(resolver, args), ...);
-    resolver.gather();
-    const c10::impl::ExcludeDispatchKeyGuard exclude(kWrapperKey);
-    if (const auto dtype = resolver.cast_dtype())
-      return Op::call(cast_argument(*dtype, resolve_argument(resolver, args))...);
-    return Op::call(resolve_argument(resolver, args)...);
-  }
+  static Result read(Args... args) { return on_gathered</*kCasts=*/true>(args...); }
 
   // For views: nothing is cast before an activation is met.
-  static Result view(Args... args) {
-    Resolver resolver(Op::name);
-    (see_argument(resolver, args), ...);
-    resolver.gather();
-    const c10::impl::ExcludeDispatchKeyGuard exclude(kWrapperKey);
-    return Op::call(resolve_argument(resolver, args)...);
-  }
+  static Result view(Args... args) { return on_gathered</*kCasts=*/false>(args...); }
 
   // For pointwise ops that return a new tensor. A sharded operand in a graph is gathered, as by read().
   static at::Tensor pointwise(Args... args) {
@@ -122,6 +105,20 @@ struct TypedKernel<Op, Result(Args...)> {
       return make_like(*state_of(*reference), reference->sizes(), Op::call(local_argument(args)...));
     }
     return run_boxed<Op>(args...).toTensor();
+  }
+
+ private:
+  template <bool kCasts>
+  static Result on_gathered(const Args&... args) {
+    Resolver resolver(Op::name);
+    (see_argument(resolver, args), ...);
+    resolver.gather();
+    const c10::impl::ExcludeDispatchKeyGuard exclude(kWrapperKey);
+    if constexpr (kCasts) {
+      if (const auto dtype = resolver.cast_dtype())
+        return Op::call(cast_argument(*dtype, resolve_argument(resolver, args))...);
+    }
+    return Op::call(resolve_argument(resolver, args)...);
   }
 };
 
