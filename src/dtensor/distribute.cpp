@@ -15,16 +15,7 @@ using dtensor::PlainScope;
 
 at::Tensor make_dtensor(const at::Tensor& local, at::IntArrayRef sizes, const DeviceMesh& mesh,
                         const Placements& placements, const char* path) {
-  auto state = std::make_shared<dtensor::ShardState>(mesh, placements, local, path);
-  state->ledger = std::make_shared<dtensor::Ledger>();
-  state->charge = dtensor::Charge(state->ledger, &MemoryStats::other, static_cast<int64_t>(local.nbytes()));
-  return dtensor::make_handle(std::move(state), sizes);
-}
-
-std::vector<int64_t> sizes_of(const std::vector<dtensor::Extent>& extents) {
-  std::vector<int64_t> sizes;
-  for (const auto& extent : extents) sizes.push_back(extent.size());
-  return sizes;
+  return dtensor::make_sharded(mesh, placements, local, sizes, path, std::make_shared<dtensor::Ledger>());
 }
 
 // gloo ends the process when ranks broadcast different sizes: compare first, so that all ranks get an error. What one
@@ -110,7 +101,7 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, con
   } else {
     TORCH_CHECK_VALUE(static_cast<int64_t>(shape->size()) == part.dim(), "shape ", at::IntArrayRef(*shape), " has ",
                       shape->size(), " dims, the local tensor ", part.dim());
-    const auto expected = sizes_of(dtensor::own_extents(*shape, mesh, checked));
+    const auto expected = dtensor::sizes_of(dtensor::own_extents(*shape, mesh, checked));
     TORCH_CHECK_VALUE(part.sizes() == at::IntArrayRef(expected), "of a tensor of shape ", at::IntArrayRef(*shape),
                       " laid out as ", to_string(checked), " this rank holds ", at::IntArrayRef(expected),
                       ", but the local tensor is ", part.sizes());

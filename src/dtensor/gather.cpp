@@ -11,29 +11,6 @@ namespace fsdp::dtensor {
 
 namespace {
 
-// Size of tensor dim `dim` as seen by mesh dims below `mesh_dim`: what they cut is already applied.
-int64_t size_above(int64_t size, int64_t dim, size_t mesh_dim, const ShardState& state,
-                   const std::vector<int64_t>& coordinate) {
-  for (size_t i = 0; i < mesh_dim; ++i) {
-    const auto* shard = std::get_if<Shard>(&state.placements[i]);
-    if (!shard || shard->dim != dim) continue;
-    size = chunk_extent(size, state.mesh.size(static_cast<int64_t>(i)), coordinate[i]).size();
-  }
-  return size;
-}
-
-at::Tensor gather_dim(const at::Tensor& local, int64_t dim, int64_t size, const ProcessGroup& group,
-                      const std::string& what) {
-  const auto num_ranks = group->getSize();
-  const auto length = chunk_length(size, num_ranks);
-  const auto rows = padded_rows(local.movedim(dim, 0), length);  // every rank sends the same number of rows
-  auto out_sizes = rows.sizes().vec();
-  out_sizes[0] = length * num_ranks;
-  auto out = at::empty(out_sizes, rows.options());
-  if (out.numel() > 0) comm::all_gather(out.view({-1}), rows.view({-1}), group, what).wait();
-  return out.narrow(0, 0, size).movedim(0, dim);
-}
-
 // The plain reduction that carries a Partial: p-norms travel as sums of p-th powers.
 c10d::ReduceOp::RedOpType transport(const Partial& partial) {
   const auto& op = partial.reduce_op;
@@ -100,6 +77,20 @@ at::Tensor padded_rows(const at::Tensor& rows, int64_t length) {
   return padded;
 }
 
+at::Tensor as_rows(const at::Tensor& part, int64_t dim, int64_t size, int64_t num_ranks) {
+  return padded_rows(part.movedim(dim, 0), chunk_length(size, num_ranks));
+}
+
+at::Tensor empty_rows(const at::Tensor& rows, int64_t num_ranks) {
+  auto sizes = rows.sizes().vec();
+  sizes[0] *= num_ranks;
+  return at::empty(sizes, rows.options());
+}
+
+at::Tensor from_rows(const at::Tensor& rows, int64_t dim, int64_t size) {
+  return rows.narrow(0, 0, size).movedim(0, dim);
+}
+
 void check_has_values(ShardState& state) {
   if (state.is_pending()) return;  // a value is on its way
   TORCH_CHECK(!state.local().is_meta(), "'", state.path,
@@ -109,14 +100,17 @@ void check_has_values(ShardState& state) {
 at::Tensor gather_full(ShardState& state, at::IntArrayRef sizes) {
   const PlainScope plain;
   check_has_values(state);
-  const auto coordinate = state.mesh.get_coordinate();
-  TORCH_CHECK(coordinate, "this rank is not in the mesh of '", state.path, "'");
+  const auto coordinate = own_coordinate(state.mesh);
   auto full = state.local();
   for (size_t i = state.placements.size(); i-- > 0;) {
     const auto* shard = std::get_if<Shard>(&state.placements[i]);
-    if (!shard || state.mesh.size(static_cast<int64_t>(i)) == 1) continue;
-    const auto size = size_above(sizes[shard->dim], shard->dim, i, state, *coordinate);
-    full = gather_dim(full, shard->dim, size, state.mesh.get_group(static_cast<int64_t>(i)), "gather of " + state.path);
+    const auto num_ranks = state.mesh.size(static_cast<int64_t>(i));
+    if (!shard || num_ranks == 1) continue;
+    const auto size = sizes_before(sizes, state.mesh, state.placements, coordinate, i)[shard->dim];
+    const auto rows = as_rows(full, shard->dim, size, num_ranks);
+    const auto all_rows = empty_rows(rows, num_ranks);
+    comm::all_gather(all_rows, rows, state.mesh.get_group(static_cast<int64_t>(i)), "gather of " + state.path).wait();
+    full = from_rows(all_rows, shard->dim, size);
     if (state.ledger) state.ledger->count(&MemoryStats::num_all_gathers);
   }
   return full.is_same(state.local()) ? full.clone() : full.contiguous();

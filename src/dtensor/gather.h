@@ -13,6 +13,11 @@ namespace fsdp::dtensor {
 // `rows` followed by zeros up to `length` rows, contiguous; `rows` itself when it is both already.
 [[nodiscard]] at::Tensor padded_rows(const at::Tensor& rows, int64_t length);
 
+// One mesh dim of a gather: every rank's `part`, cut along `dim` from `size`, travels as rows, equally many from each.
+[[nodiscard]] at::Tensor as_rows(const at::Tensor& part, int64_t dim, int64_t size, int64_t num_ranks);
+[[nodiscard]] at::Tensor empty_rows(const at::Tensor& rows, int64_t num_ranks);         // room for those of all ranks
+[[nodiscard]] at::Tensor from_rows(const at::Tensor& rows, int64_t dim, int64_t size);  // the whole again
+
 // Errors: c10::Error when `state` is on the meta device and so has no values yet.
 void check_has_values(ShardState& state);
 

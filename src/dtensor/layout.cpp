@@ -11,6 +11,12 @@ Extent chunk_extent(int64_t n, int64_t num_parts, int64_t index) {
   return {std::min(n, length * index), std::min(n, length * (index + 1))};
 }
 
+std::vector<int64_t> own_coordinate(const DeviceMesh& mesh) {
+  auto coordinate = mesh.get_coordinate();
+  TORCH_CHECK(coordinate, "this rank is not in the mesh, so it holds no part of the tensor");
+  return *std::move(coordinate);
+}
+
 std::vector<Extent> local_extents(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& placements,
                                   const std::vector<int64_t>& coordinate) {
   std::vector<Extent> extents;
@@ -27,9 +33,20 @@ std::vector<Extent> local_extents(at::IntArrayRef sizes, const DeviceMesh& mesh,
 }
 
 std::vector<Extent> own_extents(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& placements) {
-  const auto coordinate = mesh.get_coordinate();
-  TORCH_CHECK(coordinate, "this rank is not in the mesh, so it holds no part of the tensor");
-  return local_extents(sizes, mesh, placements, *coordinate);
+  return local_extents(sizes, mesh, placements, own_coordinate(mesh));
+}
+
+std::vector<int64_t> sizes_of(const std::vector<Extent>& extents) {
+  std::vector<int64_t> sizes;
+  sizes.reserve(extents.size());
+  for (const auto& extent : extents) sizes.push_back(extent.size());
+  return sizes;
+}
+
+std::vector<int64_t> sizes_before(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& placements,
+                                  const std::vector<int64_t>& coordinate, size_t mesh_dim) {
+  const auto end = placements.begin() + static_cast<std::ptrdiff_t>(mesh_dim);
+  return sizes_of(local_extents(sizes, mesh, {placements.begin(), end}, coordinate));
 }
 
 at::Tensor own_part(const at::Tensor& full, at::IntArrayRef sizes, const DeviceMesh& mesh,

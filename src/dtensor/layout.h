@@ -15,12 +15,20 @@ struct Extent {
 [[nodiscard]] int64_t chunk_length(int64_t n, int64_t num_parts);
 [[nodiscard]] Extent chunk_extent(int64_t n, int64_t num_parts, int64_t index);
 
+// The calling rank's place. Errors: c10::Error when it is outside the mesh.
+[[nodiscard]] std::vector<int64_t> own_coordinate(const DeviceMesh& mesh);
+
 // One extent a tensor dim: what the rank at `coordinate` holds of a tensor of global `sizes`.
 [[nodiscard]] std::vector<Extent> local_extents(at::IntArrayRef sizes, const DeviceMesh& mesh,
                                                 const Placements& placements, const std::vector<int64_t>& coordinate);
 // The same for the calling rank. Errors: c10::Error when the rank is outside the mesh.
 [[nodiscard]] std::vector<Extent> own_extents(at::IntArrayRef sizes, const DeviceMesh& mesh,
                                               const Placements& placements);
+[[nodiscard]] std::vector<int64_t> sizes_of(const std::vector<Extent>& extents);
+// What mesh dim `mesh_dim` finds of a tensor of global `sizes`: cut by the mesh dims before it.
+[[nodiscard]] std::vector<int64_t> sizes_before(at::IntArrayRef sizes, const DeviceMesh& mesh,
+                                                const Placements& placements, const std::vector<int64_t>& coordinate,
+                                                size_t mesh_dim);
 // A view of the part of `full` that the calling rank holds. `full` broadcasts to `sizes`: dims that do stay whole.
 [[nodiscard]] at::Tensor own_part(const at::Tensor& full, at::IntArrayRef sizes, const DeviceMesh& mesh,
                                   const Placements& placements);

@@ -8,25 +8,6 @@ namespace fsdp::dtensor {
 
 namespace {
 
-// The sizes of the tensor as it is before mesh dim `mesh_dim` cuts it, for the ranks along that dim.
-std::vector<int64_t> sizes_before(const ShardState& state, at::IntArrayRef sizes, size_t mesh_dim,
-                                  const std::vector<int64_t>& coordinate) {
-  auto result = sizes.vec();
-  for (size_t i = 0; i < mesh_dim; ++i) {
-    const auto* shard = std::get_if<Shard>(&state.placements[i]);
-    if (!shard) continue;
-    auto& size = result[shard->dim];
-    size = chunk_extent(size, state.mesh.size(static_cast<int64_t>(i)), coordinate[i]).size();
-  }
-  return result;
-}
-
-std::vector<int64_t> own_coordinate(const ShardState& state) {
-  const auto coordinate = state.mesh.get_coordinate();
-  TORCH_CHECK(coordinate, "this rank is not in the mesh of '", state.path, "'");
-  return *coordinate;
-}
-
 Charge charge_for(const ShardState& state, const at::Tensor& tensor) {
   return {state.ledger, &MemoryStats::buffers, static_cast<int64_t>(tensor.nbytes())};
 }
@@ -34,15 +15,13 @@ Charge charge_for(const ShardState& state, const at::Tensor& tensor) {
 // One mesh dim of a gather: the part as it was before that dim cut it, on the group's rank 0.
 at::Tensor gather_along(const ShardState& state, const at::Tensor& part, int64_t dim, int64_t size,
                         const ProcessGroup& group) {
-  const auto length = chunk_length(size, group->getSize());
-  const auto rows = padded_rows(part.movedim(dim, 0), length);
+  const auto num_ranks = group->getSize();
+  const auto rows = as_rows(part, dim, size, num_ranks);
   const bool collects = group->getRank() == 0;
-  auto out_sizes = rows.sizes().vec();
-  out_sizes[0] = length * group->getSize();
-  const auto out = collects ? at::empty(out_sizes, rows.options()) : at::Tensor();
-  const auto charge = charge_for(state, collects ? out : rows);
-  comm::gather_to_rank0(collects ? out.view({-1}) : out, rows.view({-1}), group, state.path).wait();
-  return collects ? out.narrow(0, 0, size).movedim(0, dim) : at::Tensor();
+  const auto all_rows = collects ? empty_rows(rows, num_ranks) : at::Tensor();
+  const auto charge = charge_for(state, collects ? all_rows : rows);
+  comm::gather_to_rank0(all_rows, rows, group, state.path).wait();
+  return collects ? from_rows(all_rows, dim, size) : at::Tensor();
 }
 
 // One mesh dim of a scatter: `value` is on the group's rank 0, and every rank gets its chunk.
@@ -76,7 +55,7 @@ at::Tensor broadcast_along(const at::Tensor& value, at::IntArrayRef sizes, const
 // From the last mesh dim to the first. Whoever is not rank 0 along a dim is done after it.
 at::Tensor gather_to_first_rank(ShardState& state, at::IntArrayRef sizes) {
   const PlainScope plain;
-  const auto coordinate = own_coordinate(state);
+  const auto coordinate = own_coordinate(state.mesh);
   for (size_t i = 0; i < coordinate.size(); ++i)
     if (!is_shard(state.placements[i]) && coordinate[i] != 0) return {};  // a replica
   auto value = state.local();
@@ -84,7 +63,7 @@ at::Tensor gather_to_first_rank(ShardState& state, at::IntArrayRef sizes) {
     const auto* shard = std::get_if<Shard>(&state.placements[i]);
     const auto mesh_dim = static_cast<int64_t>(i);
     if (!shard || state.mesh.size(mesh_dim) == 1) continue;
-    const auto size = sizes_before(state, sizes, i, coordinate)[shard->dim];
+    const auto size = sizes_before(sizes, state.mesh, state.placements, coordinate, i)[shard->dim];
     value = gather_along(state, value, shard->dim, size, state.mesh.get_group(mesh_dim));
     if (coordinate[i] != 0) return {};
   }
@@ -95,7 +74,7 @@ at::Tensor gather_to_first_rank(ShardState& state, at::IntArrayRef sizes) {
 // has the value.
 void scatter_from_first_rank(ShardState& state, at::IntArrayRef sizes, const at::Tensor& whole) {
   const PlainScope plain;
-  const auto coordinate = own_coordinate(state);
+  const auto coordinate = own_coordinate(state.mesh);
   const auto options = state.local().options();
   auto value = whole.defined() ? whole.detach().to(options) : whole;
   const auto charge = value.defined() && !value.is_alias_of(whole) ? charge_for(state, value) : Charge();
@@ -105,7 +84,7 @@ void scatter_from_first_rank(ShardState& state, at::IntArrayRef sizes, const at:
     const bool takes_part = std::all_of(later, coordinate.end(), [](int64_t c) { return c == 0; });
     if (!takes_part || state.mesh.size(mesh_dim) == 1) continue;
     const auto group = state.mesh.get_group(mesh_dim);
-    const auto before = sizes_before(state, sizes, i, coordinate);
+    const auto before = sizes_before(sizes, state.mesh, state.placements, coordinate, i);
     const auto* shard = std::get_if<Shard>(&state.placements[i]);
     value = shard ? scatter_along(state, value, shard->dim, before, group, options)
                   : broadcast_along(value, before, group, options, state.path);
