@@ -1,6 +1,7 @@
 #include "dtensor/gather.h"
 
 #include <cmath>
+#include <limits>
 
 #include "comm/collectives.h"
 #include "comm/group_state.h"
@@ -11,26 +12,46 @@ namespace fsdp::dtensor {
 
 namespace {
 
-// The plain reduction that carries a Partial: p-norms travel as sums of p-th powers.
+bool is_extreme(const Partial& partial) {
+  const auto& op = partial.reduce_op;
+  return op == "min" || op == "max" || (op == "norm" && std::isinf(partial.norm_type));
+}
+
+bool is_power(const Partial& partial) { return partial.reduce_op == "norm" && !std::isinf(partial.norm_type); }
+
+// The plain reduction that carries a Partial.
 c10d::ReduceOp::RedOpType transport(const Partial& partial) {
   const auto& op = partial.reduce_op;
-  if (op == "min") return c10d::ReduceOp::MIN;
-  if (op == "max" || (op == "norm" && std::isinf(partial.norm_type))) return c10d::ReduceOp::MAX;
+  if (is_extreme(partial)) return op == "min" ? c10d::ReduceOp::MIN : c10d::ReduceOp::MAX;
   if (op == "product") return c10d::ReduceOp::PRODUCT;
   TORCH_CHECK_VALUE(op == "sum" || op == "avg" || op == "norm", "unknown reduction '", op,
                     "' in Partial; known: sum, avg, min, max, product");
   return c10d::ReduceOp::SUM;
 }
 
-at::Tensor before_transport(const at::Tensor& value, const Partial& partial) {
-  if (partial.reduce_op != "norm" || std::isinf(partial.norm_type)) return value;
-  return value.pow(partial.norm_type);
+bool marks_nans(const Partial& partial, at::ScalarType dtype) {
+  return is_extreme(partial) && at::isFloatingType(dtype);
 }
 
-at::Tensor after_transport(const at::Tensor& value, const Partial& partial, int64_t num_ranks) {
-  if (partial.reduce_op == "avg") return value / num_ranks;
-  if (partial.reduce_op == "norm" && !std::isinf(partial.norm_type)) return value.pow(1.0 / partial.norm_type);
-  return value;
+// What travels for `values` [n]. gloo's minimum and maximum lose NaNs, so [n] marks of them follow, which win in the
+// same reduction. p-norms travel as sums of p-th powers, which half precision could not hold. gloo knows neither bool
+// nor short.
+at::Tensor before_transport(const at::Tensor& values, const Partial& partial) {
+  const auto dtype = values.scalar_type();
+  if (marks_nans(partial, dtype))
+    return at::cat({values, values.isnan().to(dtype).mul_(partial.reduce_op == "min" ? -1 : 1)});
+  if (is_power(partial)) return values.to(at::promote_types(dtype, at::kFloat)).pow(partial.norm_type);
+  if (dtype == at::kBool) return values.to(at::kByte);
+  return dtype == at::kShort ? values.to(at::kInt) : values;
+}
+
+at::Tensor after_transport(const at::Tensor& reduced, const Partial& partial, int64_t num_ranks, at::ScalarType dtype) {
+  if (marks_nans(partial, dtype)) {
+    const auto halves = reduced.chunk(2);
+    return halves[0].masked_fill(halves[1].ne(0), std::numeric_limits<double>::quiet_NaN());
+  }
+  if (is_power(partial)) return reduced.pow(1.0 / partial.norm_type).to(dtype);
+  return (partial.reduce_op == "avg" ? reduced / num_ranks : reduced).to(dtype);
 }
 
 // Unread values that can share one collective: same group, reduction and dtype.
@@ -45,13 +66,9 @@ void reduce_batch(const Batch& batch, const std::string& what) {
   const auto mesh_dim = static_cast<int64_t>(batch.mesh_dim);
   std::vector<at::Tensor> flat;
   for (auto* state : batch.states) flat.push_back(state->local().reshape({-1}));
-  const bool is_bool = first.local().scalar_type() == at::kBool;
-  auto sent = before_transport(at::cat(flat), batch.partial);
-  if (is_bool) sent = sent.to(at::kByte);
-  const auto op = transport(batch.partial);
-  comm::all_reduce({sent}, first.mesh.get_group(mesh_dim), what, op).front().wait();
-  if (is_bool) sent = sent.to(at::kBool);
-  const auto reduced = after_transport(sent, batch.partial, first.mesh.size(mesh_dim));
+  const auto sent = before_transport(at::cat(flat), batch.partial);
+  comm::all_reduce({sent}, first.mesh.get_group(mesh_dim), what, transport(batch.partial)).front().wait();
+  const auto reduced = after_transport(sent, batch.partial, first.mesh.size(mesh_dim), first.local().scalar_type());
   int64_t offset = 0;
   for (auto* state : batch.states) {
     const auto numel = state->local().numel();
@@ -61,9 +78,10 @@ void reduce_batch(const Batch& batch, const std::string& what) {
   }
 }
 
-bool same_batch(const Batch& batch, const ShardState& state, size_t mesh_dim, const Partial& partial) {
+bool same_batch(const Batch& batch, ShardState& state, size_t mesh_dim, const Partial& partial) {
   auto& first = *batch.states.front();
-  return batch.mesh_dim == mesh_dim && batch.partial == partial && first.mesh == state.mesh;
+  return batch.mesh_dim == mesh_dim && batch.partial == partial && first.mesh == state.mesh &&
+         first.local().scalar_type() == state.local().scalar_type();
 }
 
 }  // namespace

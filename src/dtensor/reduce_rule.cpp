@@ -1,5 +1,6 @@
 // Reductions of a sharded tensor to one number. Each rank reduces its part; the ranks meet when somebody reads.
-#include <cmath>
+#include <ATen/Dispatch.h>
+
 #include <limits>
 
 #include "dtensor/call.h"
@@ -43,91 +44,67 @@ std::optional<Partial> combination(Call& call) {
   return Partial{"norm", p};
 }
 
-// What a rank without rows contributes where the op itself refuses an empty tensor.
-at::Tensor identity(const at::Tensor& local, const Partial& partial) {
-  if (partial.reduce_op == "norm" || partial.reduce_op == "sum") return at::zeros({}, local.options());
+// What takes the place of an empty part, which some ops refuse: one element that changes nothing. The op itself then
+// gives it the dtype that it gives to the parts of the other ranks.
+at::Tensor neutral_element(const at::Tensor& empty, Reduction reduction, const Partial& partial) {
+  const auto filled = [&empty](const at::Scalar& value) { return at::full({1}, value, empty.options()); };
   const bool is_min = partial.reduce_op == "min";
-  if (local.is_floating_point()) return at::full({}, is_min ? kInfinity : -kInfinity, local.options());
-  const auto limit = is_min ? std::numeric_limits<int64_t>::max() : std::numeric_limits<int64_t>::lowest();
-  return at::full({}, limit, local.options().dtype(at::kLong)).to(local.scalar_type());
-}
-
-// The part of `state` reduced on this rank by the op of `call`, whose first argument is replaced.
-at::Tensor reduce_local(Call& call, const at::Tensor& local, int64_t global_numel, const Partial& partial) {
-  const auto reduction = call.facts.reduction;
-  const bool refuses_empty = reduction == Reduction::kMin || reduction == Reduction::kMax ||
-                             (reduction == Reduction::kNorm && std::isinf(partial.norm_type));
-  if (local.numel() == 0 && (refuses_empty || partial.reduce_op == "min")) {
-    if (reduction != Reduction::kAll) {
-      call.finish(identity(local, partial));
-      return call.result(0).toTensor();
-    }
-  }
-  if (reduction == Reduction::kMean) {
-    const auto dtype = call.arg(1).isNone() ? std::optional<at::ScalarType>() : call.arg(1).toScalarType();
-    TORCH_CHECK(dtype || local.is_floating_point() || local.is_complex(),
-                "mean(): could not infer output dtype. Input dtype must be either a floating point or complex dtype");
-    call.finish(at::sum(local, dtype) / global_numel);
-    return call.result(0).toTensor();
-  }
-  call.arg(0) = local;
-  call.run();
-  return call.result(0).toTensor();
-}
-
-at::Tensor make_unread(const ShardState& like, at::Tensor local, const Partial& partial) {
-  Placements placements;
-  for (const auto& placement : like.placements)
-    placements.push_back(is_shard(placement) ? Placement(partial) : placement);
-  const auto sizes = local.sizes().vec();
-  auto state = std::make_shared<ShardState>(like.mesh, std::move(placements), std::move(local), derived_path(like));
-  state->ledger = like.ledger;
-  return make_handle(std::move(state), sizes);
-}
-
-// A reduction of values that are themselves unread parts: stays unread when both combine alike.
-bool combines_with(const ShardState& state, const Partial& partial) {
-  return std::all_of(state.placements.begin(), state.placements.end(), [&](const Placement& placement) {
-    const auto* unread = std::get_if<Partial>(&placement);
-    return !unread || *unread == partial;
+  if (!is_min && reduction != Reduction::kMax) return filled(0);
+  if (!at::isIntegralType(empty.scalar_type(), /*includeBool=*/true)) return filled(is_min ? kInfinity : -kInfinity);
+  return AT_DISPATCH_INTEGRAL_TYPES_AND(at::kBool, empty.scalar_type(), "neutral_element", [&] {
+    using Limits = std::numeric_limits<scalar_t>;
+    return filled(is_min ? Limits::max() : Limits::lowest());
   });
 }
 
-bool reduce_list(Call& call, const Partial& partial) {
-  const auto tensors = call.arg(0).toTensorVector();
-  for (const auto& t : tensors) {
-    const auto* state = state_of(t);
-    if (!state || any_partial(state->placements)) return false;
-  }
-  std::vector<at::Tensor> results;
-  {
-    const PlainScope plain;
-    for (const auto& t : tensors) {
-      auto* state = state_of(t);
-      const auto& local = state->local();
-      const bool empty_inf = local.numel() == 0 && std::isinf(partial.norm_type);
-      const auto norm = empty_inf ? identity(local, partial) : at::norm(local, call.arg(1).toScalar());
-      results.push_back(make_unread(*state, norm, partial));
-    }
-  }
-  call.finish(results);
-  return true;
+at::Tensor make_unread(const ShardState& like, const at::Tensor& local, const Partial& partial) {
+  Placements placements;
+  for (const auto& placement : like.placements)
+    placements.push_back(is_shard(placement) ? Placement(partial) : placement);
+  return make_sharded(like.mesh, std::move(placements), local, local.sizes(), derived_path(like), like.ledger);
+}
+
+// A reduction of values that are themselves unread parts stays unread where it is the same once more: a sum of sums, a
+// p-norm of p-norms.
+bool stays_unread(const ShardState& state, Reduction reduction, const Partial& partial) {
+  const bool repeats = reduction == Reduction::kSum || reduction == Reduction::kMin || reduction == Reduction::kMax ||
+                       partial.reduce_op == "norm";
+  return std::all_of(state.placements.begin(), state.placements.end(), [&](const Placement& placement) {
+    const auto* unread = std::get_if<Partial>(&placement);
+    return !unread || (repeats && *unread == partial);
+  });
+}
+
+// This rank's share in the mean of `numel` elements.
+double weight_in_mean(ShardState& state, int64_t numel) {
+  return static_cast<double>(state.local().numel()) / static_cast<double>(numel);
 }
 
 }  // namespace
 
+// Of one tensor, or of each in a list.
 bool apply_reduce(Call& call) {
   if (needs_autograd(call)) return false;
+  const auto reduction = call.facts.reduction;
   const auto partial = combination(call);
   if (!partial) return false;
-  if (call.arg(0).isTensorList()) return reduce_list(call, *partial);
-  const auto self = call.tensor(0);
-  auto* state = state_of(self);
-  if (!state || !combines_with(*state, *partial)) return false;
-  if (call.facts.reduction == Reduction::kMean && any_partial(state->placements)) return false;
+  std::vector<at::Tensor> given;
+  call.for_each_tensor([&given](const at::Tensor& t, size_t) { given.push_back(t); });
+  const bool fits = std::all_of(given.begin(), given.end(), [&](const at::Tensor& t) {
+    return state_of(t) && t.numel() > 0 && stays_unread(*state_of(t), reduction, *partial);
+  });
+  if (!fits) return false;
   const PlainScope plain;
-  auto local = reduce_local(call, state->local(), self.numel(), *partial);
-  call.result(0) = make_unread(*state, std::move(local), *partial);
+  Call::map_tensors(call.arg(0), [&](const at::Tensor& t, size_t) {
+    const auto& local = state_of(t)->local();
+    return local.numel() > 0 ? local : neutral_element(local, reduction, *partial);
+  });
+  call.run();
+  Call::map_tensors(call.result(0), [&](const at::Tensor& part, size_t place) {
+    auto& state = *state_of(given[place]);
+    const bool is_mean = reduction == Reduction::kMean;
+    return make_unread(state, is_mean ? part * weight_in_mean(state, given[place].numel()) : part, *partial);
+  });
   return true;
 }
 
@@ -136,6 +113,7 @@ bool apply_stack(Call& call) {
   const auto tensors = call.arg(0).toTensorVector();
   const auto* first = tensors.empty() ? nullptr : state_of(tensors.front());
   if (!first || !any_partial(first->placements)) return false;
+  if (std::any_of(first->placements.begin(), first->placements.end(), is_shard)) return false;
   std::vector<at::Tensor> locals;
   for (const auto& t : tensors) {
     auto* state = state_of(t);
@@ -146,7 +124,7 @@ bool apply_stack(Call& call) {
   call.arg(0) = locals;
   call.run();
   const auto local = call.result(0).toTensor();
-  call.result(0) = make_unread(*first, local, Partial{});
+  call.result(0) = make_like(*first, local.sizes(), local);
   return true;
 }
 
