@@ -5,6 +5,8 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "comm/collectives.h"
+#include "comm/group_state.h"
+#include "comm/meeting.h"
 #include "dtensor/gather.h"
 #include "dtensor/layout.h"
 
@@ -19,13 +21,15 @@ class GatherNode : public torch::autograd::Node {
       : torch::autograd::Node(std::move(edges)), state_(std::move(state)), sizes_(handle.sizes().vec()) {}
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
-    if (!grads[0].defined()) return {at::Tensor()};
-    TORCH_CHECK_NOT_IMPLEMENTED(!at::GradMode::is_enabled() || !grads[0].requires_grad(), "create_graph through ",
-                                state_->path,
+    const auto& grad = grads[0];
+    TORCH_CHECK_NOT_IMPLEMENTED(!at::GradMode::is_enabled() || !grad.defined() || !grad.requires_grad(),
+                                "create_graph through ", state_->path,
                                 ", a sharded tensor that is no parameter: its gradient is no part of a "
                                 "graph. Through sharded parameters second derivatives work, third ones do not");
+    meet_over_mesh(grad.defined() ? "reduce" : "skip");
+    if (!grad.defined()) return {at::Tensor()};
     const PlainScope plain;
-    auto mean = grads[0].clone(at::MemoryFormat::Contiguous);
+    auto mean = grad.clone(at::MemoryFormat::Contiguous);
     for (int64_t mesh_dim = 0; mesh_dim < state_->mesh.ndim(); ++mesh_dim) {
       const auto group = state_->mesh.get_group(mesh_dim);
       comm::all_reduce({mean}, group, "gradient of " + state_->path).front().wait();
@@ -37,6 +41,13 @@ class GatherNode : public torch::autograd::Node {
   std::string name() const override { return "FSDPGatherBackward"; }
 
  private:
+  // Nothing says that all ranks run this backward, or that the gradient reaches it on all.
+  void meet_over_mesh(const char* intent) const {
+    const auto what = std::string(intent) + " the gradient of " + state_->path;
+    for (int64_t mesh_dim = 0; mesh_dim < state_->mesh.ndim(); ++mesh_dim)
+      comm::meeting_of(state_->mesh.get_group(mesh_dim))->meet_to(what);
+  }
+
   std::shared_ptr<ShardState> state_;
   std::vector<int64_t> sizes_;
 };

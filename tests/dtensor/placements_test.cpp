@@ -184,5 +184,47 @@ TEST(Placements, TermsTakePartInAGraph) {
   });
 }
 
+constexpr std::chrono::milliseconds kLoneTimeout{3000};
+
+TEST(Placements, ABackwardOfALoneTensorOnOneRankIsAnError) {
+  run_on_ranks(
+      2,
+      [](const RankContext& rank) {
+        auto leaf = distribute_tensor(counting({5, 3}), rank.mesh, {Shard{0}}).tensor().set_requires_grad(true);
+        const auto sum = leaf.tanh().sum();
+        if (rank.rank() == 0) {
+          const auto message = error_of<c10::DistError>([&] { sum.backward(); });
+          EXPECT_CONTAINS(message, "reduces the gradient of distributed tensor, but ranks [1] did not come");
+          rank.store->set("error seen", std::vector<uint8_t>{1});
+        }
+        rank.store->wait({"error seen"}, kLoneTimeout);
+        leaf.tanh().sum().backward();
+        EXPECT_LE(difference(1 - counting({5, 3}).tanh().square(), leaf.grad()), kClose);
+      },
+      kLoneTimeout);
+}
+
+struct WithoutGradient : torch::autograd::Function<WithoutGradient> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x.clone(); }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list) {
+    return {at::Tensor()};
+  }
+};
+
+TEST(Placements, AGradientOnOneRankOnlyIsAnErrorOnAll) {
+  run_on_ranks(
+      2,
+      [](const RankContext& rank) {
+        auto leaf = distribute_tensor(counting({5, 3}), rank.mesh, {Shard{0}}).tensor().set_requires_grad(true);
+        const auto value = leaf.tanh();
+        const auto sum = (rank.rank() == 0 ? value : WithoutGradient::apply(value)).sum();
+        const auto message = error_of<c10::DistError>([&] { sum.backward(); });
+        EXPECT_CONTAINS(message, "the gradient of distributed tensor");
+        WithoutGradient::apply(leaf.tanh()).sum().backward();
+        EXPECT_FALSE(leaf.grad().defined());
+      },
+      kLoneTimeout);
+}
+
 }  // namespace
 }  // namespace fsdp::testing
