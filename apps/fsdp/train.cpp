@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/error_kinds.h"
 #include "commands.h"
 #include "train/trainer.h"
 
@@ -88,14 +89,9 @@ void add_output_options(CLI::App& command, train::TrainOptions& options) {
   command.add_option("--save", options.save, "write the full weights to this file")->type_name("FILE");
 }
 
-std::string message_of(const std::exception& error) {
-  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
-  return torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
-}
-
 int report_failure(const std::exception& error, const std::string& who = "") {
   std::cout << std::flush;
-  std::cerr << "fsdp train: error: " << who << message_of(error) << std::endl;
+  std::cerr << "fsdp train: error: " << who << comm::reason_of(error) << std::endl;
   return 1;
 }
 
