@@ -114,8 +114,9 @@ struct ContextParallel::State {
     bool is_restored = true;
   };
 
-  State(const DeviceMesh& mesh, const ContextParallelOptions& options, std::optional<int64_t> sequence_length)
-      : scheme(std::make_shared<ActiveScheme>(mesh, options, sequence_length)) {}
+  State(const DeviceMesh& mesh, const ContextParallelOptions& options, const std::vector<at::Tensor>& given,
+        std::optional<int64_t> sequence_length)
+      : scheme(std::make_shared<ActiveScheme>(mesh, options, given, sequence_length)) {}
 
   ~State() {
     if (!scheme->was_used() && std::uncaught_exceptions() == num_exceptions)
@@ -172,7 +173,7 @@ ContextParallel context_parallel(torch::nn::Module& module, const DeviceMesh& me
   check_modules(module);
   check_plain_parameters(module, mesh, options);
   check_same_sequence(buffers, mesh);
-  auto state = std::make_unique<ContextParallel::State>(mesh, options, length_of(buffers, seq_dims, options));
+  auto state = std::make_unique<ContextParallel::State>(mesh, options, buffers, length_of(buffers, seq_dims, options));
   for (size_t i = 0; i < buffers.size(); ++i) {
     state->split(buffers[i], seq_dims[i], /*is_restored=*/!is_among(options.no_restore_buffers, buffers[i]));
   }

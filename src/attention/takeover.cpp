@@ -62,8 +62,8 @@ void ensure_registered() {
 }  // namespace
 
 ActiveScheme::ActiveScheme(const DeviceMesh& mesh, const ContextParallelOptions& options,
-                           std::optional<int64_t> sequence_length)
-    : SequenceScope(ranks_along(mesh)),
+                           std::vector<at::Tensor> buffers, std::optional<int64_t> sequence_length)
+    : SequenceScope(ranks_along(mesh), std::move(buffers)),
       mesh_(mesh),
       method_(options.method),
       split_(options.split.value_or(options.method == ContextParallelMethod::kRing ? SequenceSplit::kHeadTail

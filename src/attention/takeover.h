@@ -15,7 +15,9 @@ namespace fsdp::attention {
 // What the kernel finds.
 class ActiveScheme : public mesh::SequenceScope {
  public:
-  ActiveScheme(const DeviceMesh& mesh, const ContextParallelOptions& options, std::optional<int64_t> sequence_length);
+  // `buffers`: what the scope splits.
+  ActiveScheme(const DeviceMesh& mesh, const ContextParallelOptions& options, std::vector<at::Tensor> buffers,
+               std::optional<int64_t> sequence_length);
 
   // q [B, H, S_local, D], k and v [B, H_kv, S_local, D].
   [[nodiscard]] at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double dropout_p,

@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "mesh/agreement.h"
+#include "mesh/sequence_scope.h"
 #include "sharding/module_tree.h"
 
 namespace fsdp::parallel {
@@ -54,7 +55,8 @@ std::string structure_of(const DdpParameters& parameters, const torch::nn::Modul
   for (const auto& parameter : parameters.frozen)
     list_tensor(text, "frozen parameter", parameter.path, parameter.tensor);
   for (const auto& item : module.named_buffers())
-    if (item.value().defined()) list_tensor(text, "buffer", item.key(), item.value());
+    if (item.value().defined() && !mesh::SequenceScope::splits(item.value()))
+      list_tensor(text, "buffer", item.key(), item.value());
   text << "bucket_cap_mb " << options.bucket_cap_mb.value_or(0) << ", find_unused_parameters "
        << options.find_unused_parameters << ", broadcast_buffers " << options.broadcast_buffers << ", init_sync "
        << options.init_sync << ", static_graph " << options.static_graph << "\n";

@@ -8,6 +8,7 @@
 #include "comm/collectives.h"
 #include "comm/log.h"
 #include "mesh/reduce_numbers.h"
+#include "mesh/sequence_scope.h"
 #include "parallel/ddp_parameters.h"
 #include "sharding/module_tree.h"
 
@@ -56,15 +57,21 @@ BucketOptions bucket_options_of(const DistributedDataParallelOptions& options) {
 }
 
 // Each tensor once, under a version counter of its own: a broadcast into a buffer that an earlier forward saved is no
-// change of that forward.
+// change of that forward. Without what context_parallel splits: there each rank holds its own part.
 template <class Items>
 std::vector<at::Tensor> values_of(const Items& items) {
   std::vector<at::Tensor> values;
   std::set<const c10::TensorImpl*> seen;
-  for (const auto& item : items)
-    if (item.value().defined() && seen.insert(item.value().unsafeGetTensorImpl()).second)
-      values.push_back(item.value().variable_data());
+  for (const auto& item : items) {
+    if (!item.value().defined() || mesh::SequenceScope::splits(item.value())) continue;
+    if (seen.insert(item.value().unsafeGetTensorImpl()).second) values.push_back(item.value().variable_data());
+  }
   return values;
+}
+
+bool has_split_buffers(const torch::nn::Module& module) {
+  const auto buffers = module.buffers();
+  return std::any_of(buffers.begin(), buffers.end(), mesh::SequenceScope::splits);
 }
 
 }  // namespace
@@ -119,12 +126,17 @@ DdpState::Step DdpState::agree_on_step(bool has_data, bool syncs) const {
   const auto rank = static_cast<double>(group_->getRank());
   const double any_syncs = syncs ? 1 : 0;
   const double all_sync = has_data ? -any_syncs : -1;  // negated: the largest is the smallest
-  const auto largest = reduce_numbers({has_data ? rank : -1, any_syncs, all_sync}, options_.mesh,
+  const double splits = options_.broadcast_buffers && has_split_buffers(module_) ? 1 : 0;
+  const auto largest = reduce_numbers({has_data ? rank : -1, any_syncs, all_sync, splits}, options_.mesh,
                                       "agree on a step (DistributedDataParallel::join)", c10d::ReduceOp::MAX);
   TORCH_CHECK(
       largest[1] == -largest[2],
       "DistributedDataParallel::join: in one step some ranks average gradients and others do not: use no_sync() "
       "and torch::NoGradGuard in the same steps on all ranks");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      largest[3] == 0,
+      "DistributedDataParallel::join: forward inside a context_parallel that splits buffers of "
+      "the module, while ranks without data do not know which. Hint: broadcast_buffers = false");
   return {.syncs = largest[1] == 1, .authority = static_cast<int>(largest[0])};
 }
 

@@ -5,6 +5,7 @@
 #include <set>
 #include <sstream>
 
+#include "mesh/sequence_scope.h"
 #include "sharding/module_tree.h"
 #include "train/load_plan.h"
 #include "train/move_values.h"
@@ -99,6 +100,7 @@ IncompatibleKeys load_state_dict(torch::nn::Module& module, const StateDict& wei
   const auto title = "load_state_dict(" + sharding::type_name(module) + ")";
   const auto entries = train::entries_of(module);
   train::check_off_meta(entries, title);
+  for (const auto& entry : entries) mesh::check_not_split(entry.tensor, entry.name, title);
   const auto meshes = train::meshes_of(entries);
   const bool from_rank0 = options.broadcast_from_rank0;
   const auto plan = train::agree_on_plan<LoadPlan>(

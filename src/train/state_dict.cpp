@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "dtensor/rank0.h"
+#include "mesh/sequence_scope.h"
 #include "sharding/module_tree.h"
 #include "train/module_entries.h"
 #include "train/outcome.h"
@@ -51,8 +52,12 @@ void write_module(const torch::nn::Module& module, const std::string& prefix, co
 }  // namespace
 
 StateDict state_dict(const torch::nn::Module& module) {
+  const auto title = "state_dict(" + sharding::type_name(module) + ")";
   StateDict weights;
-  for (const auto& entry : train::entries_of(module)) weights.insert(entry.name, entry.tensor.detach());
+  for (const auto& entry : train::entries_of(module)) {
+    mesh::check_not_split(entry.tensor, entry.name, title);
+    weights.insert(entry.name, entry.tensor.detach());
+  }
   return weights;
 }
 
@@ -60,6 +65,7 @@ void stream_full_state_dict(const torch::nn::Module& module, const TensorSink& s
   const auto title = "full_state_dict(" + sharding::type_name(module) + ")";
   const auto entries = train::entries_of(module);
   train::check_off_meta(entries, title);
+  for (const auto& entry : entries) mesh::check_not_split(entry.tensor, entry.name, title);
   const auto meshes = train::meshes_of(entries);
   train::check_one_first_rank(meshes, title);
   const bool collects = train::is_first_rank(meshes);
