@@ -184,10 +184,9 @@ void BucketReducer::start_forward() {
                         [this] { core_->reducer->rebuild_buckets(); });
 }
 
-bool BucketReducer::needs_outputs() const {
-  const auto& options = core_->options;
-  return options.static_graph ? !core_->has_queued_static_reduction : options.find_unused_parameters;
-}
+bool BucketReducer::learns_graph() const { return core_->options.static_graph && !core_->has_queued_static_reduction; }
+
+bool BucketReducer::needs_outputs() const { return learns_graph() || core_->options.find_unused_parameters; }
 
 void BucketReducer::expect_backward(std::vector<at::Tensor>& outputs) {
   std::vector<at::Tensor> searched;

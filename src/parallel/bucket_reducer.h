@@ -45,6 +45,9 @@ class BucketReducer {
   void start_forward();
   // After it. Exchanges tensors in `outputs` where backward has to be noticed at them.
   void expect_backward(std::vector<at::Tensor>& outputs);
+  // Whether the next backward is the first one of a static graph. It averages in any case: the reducer counts it as the
+  // one to learn from, and would wait for another one for ever.
+  [[nodiscard]] bool learns_graph() const;
   // Whether expect_backward() has to know all tensors in what forward returned.
   [[nodiscard]] bool needs_outputs() const;
 

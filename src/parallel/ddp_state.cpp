@@ -99,7 +99,7 @@ void DdpState::before_forward() {
     reducer_->check_same_kinds();
     check_frozen();
   }
-  syncs_ = records && requires_sync_;
+  syncs_ = records && (requires_sync_ || reducer_->learns_graph());
   int authority = 0;
   if (join_) {
     (void)join_->next(/*has_data=*/true);  // it is not the end: this rank has data
