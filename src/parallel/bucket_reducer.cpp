@@ -41,6 +41,10 @@ class WatchedReducer : public c10d::Reducer {
 
 namespace {
 
+// What the reducer cuts out of its buckets meanwhile are no views to autograd: optimizers detach gradients in place
+// before they zero them, which is an error for views.
+using NoViews = at::AutoDispatchBelowADInplaceOrView;
+
 // The first bucket is small where unused parameters are looked for: they make no other buckets later. All others start
 // with one bucket, and learn from the first backward.
 std::vector<size_t> first_size_limits(const BucketOptions& options) {
@@ -62,6 +66,7 @@ std::shared_ptr<WatchedReducer> make_reducer(const std::vector<ReducedTensor>& p
   }
   auto buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(tensors, first_size_limits(options), are_sparse));
   std::reverse(buckets.begin(), buckets.end());  // gradients are ready from the last parameter to the first
+  const NoViews no_views;
   auto reducer = std::make_shared<WatchedReducer>(
       std::move(tensors), std::move(buckets), group, std::move(are_sparse), options.bucket_bytes,
       options.find_unused_parameters, options.gradient_as_bucket_view, std::move(names), options.first_bucket_bytes,
@@ -180,8 +185,10 @@ void BucketReducer::set_divisor(int64_t divisor) { core_->hook->set_divisor(divi
 
 void BucketReducer::start_forward() {
   core_->reducer->prepare_for_forward();
-  comm::run_collectives(core_->group, "broadcast", "the new order of buckets",
-                        [this] { core_->reducer->rebuild_buckets(); });
+  comm::run_collectives(core_->group, "broadcast", "the new order of buckets", [this] {
+    const NoViews no_views;
+    core_->reducer->rebuild_buckets();
+  });
 }
 
 bool BucketReducer::learns_graph() const { return core_->options.static_graph && !core_->has_queued_static_reduction; }
