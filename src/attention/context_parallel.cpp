@@ -48,10 +48,11 @@ void check_plain_parameters(const torch::nn::Module& module, const DeviceMesh& m
     const auto& parameter = item.value();
     TORCH_CHECK_VALUE(!parameter.defined() || !parameter.requires_grad() || DTensor::is(parameter),
                       "context_parallel: parameter '", item.key(),
-                      "' is not sharded, so nothing averages its gradient ", "over the ", mesh.size(),
-                      " ranks that share a sequence, and they would train apart. Hint: wrap ",
+                      "' is not sharded, so it does not show that its gradient is averaged over the ", mesh.size(),
+                      " ranks that share a sequence, without which they train apart. Hint: wrap ",
                       "the module with fully_shard or replicate over these ranks too, or set ",
-                      "gradients_reduced_elsewhere where the program averages them itself");
+                      "gradients_reduced_elsewhere where a DistributedDataParallel over them, or the program itself, ",
+                      "averages it");
   }
 }
 
@@ -119,7 +120,7 @@ struct ContextParallel::State {
       : scheme(std::make_shared<ActiveScheme>(mesh, options, given, sequence_length)) {}
 
   ~State() {
-    if (!scheme->was_used() && std::uncaught_exceptions() == num_exceptions)
+    if (takeover && !scheme->was_used() && std::uncaught_exceptions() == num_exceptions)
       TORCH_WARN(
           "context_parallel: no scaled_dot_product_attention ran inside the scope. A model with attention of its "
           "own attended to the tokens of its own rank only");
@@ -138,7 +139,7 @@ struct ContextParallel::State {
 
   std::shared_ptr<ActiveScheme> scheme;
   std::vector<Buffer> buffers;
-  std::optional<Takeover> takeover;
+  std::optional<Takeover> takeover;  // none on a mesh of one rank
   int num_exceptions = std::uncaught_exceptions();
 };
 
@@ -168,16 +169,20 @@ ContextParallel context_parallel(torch::nn::Module& module, const DeviceMesh& me
                                  const std::vector<at::Tensor>& buffers, const std::vector<int64_t>& seq_dims,
                                  const ContextParallelOptions& options) {
   attention::check_sequence_mesh(mesh, "context_parallel");
-  TORCH_CHECK_NOT_IMPLEMENTED(!mesh::SequenceScope::active(), "context_parallel inside context_parallel");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !mesh::SequenceScope::active(),
+      "context_parallel inside context_parallel. Hint: end the earlier scope first; one that is "
+      "assigned over it, as in scope.emplace(context_parallel(...)), begins before it ends");
+  const bool splits = mesh.size() > 1;
   check_buffers(buffers, seq_dims, options);
-  check_modules(module);
+  if (splits) check_modules(module);
   check_plain_parameters(module, mesh, options);
   check_same_sequence(buffers, mesh);
   auto state = std::make_unique<ContextParallel::State>(mesh, options, buffers, length_of(buffers, seq_dims, options));
   for (size_t i = 0; i < buffers.size(); ++i) {
     state->split(buffers[i], seq_dims[i], /*is_restored=*/!is_among(options.no_restore_buffers, buffers[i]));
   }
-  state->takeover.emplace(state->scheme);
+  if (splits) state->takeover.emplace(state->scheme);
   return ContextParallel(std::move(state));
 }
 

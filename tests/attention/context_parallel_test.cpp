@@ -144,6 +144,7 @@ TEST(ContextParallel, RefusesModulesThatWouldTrainApart) {
     EXPECT_CONTAINS(refusal(encoder), "'encoder.layers.0.self_attn' is a torch::nn::MultiheadAttention");
     torch::nn::Sequential plain(torch::nn::Linear(2, 2));
     EXPECT_CONTAINS(refusal(*plain), "parameter '0.weight' is not sharded");
+    EXPECT_CONTAINS(refusal(*plain), "a DistributedDataParallel over them");
     EXPECT_EQ(refusal(*plain, {.gradients_reduced_elsewhere = true}), "");
     const torch::NoGradGuard no_grad;
     EXPECT_EQ(refusal(*plain), "") << "without gradients there is nothing to average";
@@ -196,12 +197,42 @@ TEST(ContextParallel, RefusesAttentionThatCannotBeSplit) {  // behaviours 159
       EXPECT_CONTAINS(error_of<c10::ValueError>([&] { (void)at::scaled_dot_product_attention(x, x[0][0], x); }),
                       "of as many dims, got [1, 2, 4, 4], [4, 4] and [1, 2, 4, 4]");
       EXPECT_EQ(refusal(x, {}), "");
-      EXPECT_CONTAINS(error_of([&] { (void)context_parallel(module, rank.mesh, {}, {}); }), "inside context_parallel");
+      const auto nested = error_of([&] { (void)context_parallel(module, rank.mesh, {}, {}); });
+      EXPECT_CONTAINS(nested, "context_parallel inside context_parallel");
+      EXPECT_CONTAINS(nested, "end the earlier scope first");
     }
     const auto ring = context_parallel(module, rank.mesh, {tokens}, {0}, kRing);
     EXPECT_CONTAINS(error_of([&] { (void)at::scaled_dot_product_attention(x, x, x, {}, 0.5, true); }), "dropout");
     EXPECT_CONTAINS(error_of([&] { (void)at::scaled_dot_product_attention(x, x, x); }), "kContiguous")
         << "balance without causality";
+  });
+}
+
+struct CountedWarnings : c10::WarningHandler {
+  void process(const c10::Warning& /*warning*/) override { ++num_warnings; }
+  int num_warnings = 0;
+};
+
+// So that a program can set the degree to 1 and keep its scope.
+TEST(ContextParallel, OfOneRankTakesNothingOver) {
+  run_on_ranks(1, [](const RankContext& rank) {
+    CountedWarnings warnings;
+    const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
+    auto tokens = torch::arange(8);
+    const auto x = torch::randn({1, 2, 8, 4});
+    const auto mask = torch::ones({8, 8}, torch::kBool).tril();
+    const auto plain = at::scaled_dot_product_attention(x, x, x, mask);
+    {
+      Encoder encoder;  // has a torch::nn::MultiheadAttention
+      const auto scope = context_parallel(encoder, rank.mesh, {tokens}, {0}, kRing);
+      EXPECT_EQ(values_of(tokens), (Values{0, 1, 2, 3, 4, 5, 6, 7}));
+      EXPECT_EQ(values_of(scope.position_ids()), values_of(tokens));
+      EXPECT_TRUE(scope.unshard(tokens, 0).equal(tokens));
+      EXPECT_TRUE(at::scaled_dot_product_attention(x, x, x, mask).equal(plain));
+      EXPECT_TRUE(at::scaled_dot_product_attention(x, x, x, {}, 0.5).defined()) << "dropout, not causal";
+    }
+    { const auto scope = context_parallel(torch::nn::Linear(2, 2), rank.mesh, {tokens}, {0}, kRing); }
+    EXPECT_EQ(warnings.num_warnings, 0);
   });
 }
 
