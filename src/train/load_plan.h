@@ -28,7 +28,9 @@ template <class Plan>
 [[nodiscard]] Plan agree_on_plan(const std::string& title, const std::vector<DeviceMesh>& meshes, bool from_rank0,
                                  const PlanMaking<Plan>& make) {
   TORCH_CHECK_VALUE(!from_rank0 || !meshes.empty(), title,
-                    ": broadcast_from_rank0 needs a module that fully_shard wrapped: it says over which ranks");
+                    ": broadcast_from_rank0 needs a module that fully_shard or replicate wrapped: it says over which "
+                    "ranks. Hint: load a plain module, or one in a DistributedDataParallel, on every rank; weights may "
+                    "be loaded on rank 0 alone before a DistributedDataParallel wraps them, which starts from those");
   if (from_rank0) check_one_first_rank(meshes, title);
   const bool has_values = has_values_to_load(meshes, from_rank0);
   std::optional<Plan> plan;

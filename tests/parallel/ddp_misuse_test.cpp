@@ -101,6 +101,22 @@ TEST(DdpMisuse, ChangesAfterWrapping) {
   });
 }
 
+TEST(DdpMisuse, WeightsFromRank0Alone) {
+  run_on_ranks(2, [](const RankContext& rank) {
+    DistributedDataParallel ddp(torch::nn::Linear(3, 3), {.mesh = rank.mesh});
+    const auto whole = full_state_dict(*ddp);
+    ASSERT_EQ(whole.size(), 2) << "on every rank";
+    const LoadStateDictOptions from_rank0{.broadcast_from_rank0 = true};
+    EXPECT_CONTAINS(error_of<c10::ValueError>([&] { load_state_dict(*ddp, whole, from_rank0); }),
+                    "in a DistributedDataParallel, on every rank");
+    torch::optim::SGD optimizer(ddp->parameters(), 0.1);
+    const auto state = full_optimizer_state_dict(*ddp, optimizer);
+    EXPECT_CONTAINS(error_of<c10::ValueError>([&] { load_optimizer_state_dict(*ddp, optimizer, state, from_rank0); }),
+                    "in a DistributedDataParallel, load on every rank");
+    EXPECT_TRUE(load_state_dict(*ddp, whole).missing_keys.empty());
+  });
+}
+
 TEST(DdpMisuse, ARankThatDoesNotWrapIsNamed) {
   run_on_ranks(
       2,
