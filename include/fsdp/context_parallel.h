@@ -69,14 +69,16 @@ class [[nodiscard]] ContextParallel {
 // Until the returned scope ends: each of `buffers` (tensors that hold all tokens on each rank of `mesh`: inputs,
 // labels, masks of padding, rotary tables) holds this rank's part along its entry of `seq_dims`, in place, and every
 // scaled_dot_product_attention on this thread, also inside backward and recomputation, is that of the whole sequence.
-// `mesh`: 1-D, the ranks that share a sequence. Backward runs inside the scope; outside of it, autograd complains that
-// a buffer changed. In-place changes of a buffer inside the scope are lost with its part. Errors: c10::ValueError for a
-// mesh of several dims, unequal numbers of buffers and dims, buffers of unequal lengths, shorter than the mesh, sharded
-// or requiring grad; a module that holds a torch::nn::MultiheadAttention or Transformer, which do not call
-// scaled_dot_product_attention (by path); a plain parameter that requires grad (by path). Inside the scope: attention
-// with a mask, of another length than this rank's part, or of parameters whose gradient is not averaged over `mesh`.
-// Where there are buffers the call is collective, a meeting in the store: c10::ValueError on every rank when they
-// differ between the ranks.
+// `mesh`: 1-D, the ranks that share a sequence; with one rank attention stays LibTorch's own, and nothing is refused
+// for its sake. Backward runs inside the scope; outside of it, autograd complains where the graph saved a buffer, as
+// that changed. Buffers of a module that are split keep their parts under DistributedDataParallel, and cannot be saved
+// or loaded until the scope ends. In-place changes of a buffer inside the scope are lost with its part. Errors:
+// c10::ValueError for a mesh of several dims, unequal numbers of buffers and dims, buffers of unequal lengths, shorter
+// than the mesh, sharded or requiring grad; a module that holds a torch::nn::MultiheadAttention or Transformer, which
+// do not call scaled_dot_product_attention (by path); a plain parameter that requires grad (by path). Inside the scope:
+// attention with a mask, of another length than this rank's part, or of parameters whose gradient is not averaged over
+// `mesh`. c10::NotImplementedError within another scope. Where there are buffers the call is collective, a meeting in
+// the store: c10::ValueError on every rank when they differ between the ranks.
 ContextParallel context_parallel(torch::nn::Module& module, const DeviceMesh& mesh,
                                  const std::vector<at::Tensor>& buffers, const std::vector<int64_t>& seq_dims,
                                  const ContextParallelOptions& options = {});

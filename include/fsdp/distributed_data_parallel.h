@@ -34,14 +34,16 @@ struct DistributedDataParallelOptions {
   bool gradient_as_bucket_view = false;  // gradients are views of the buckets: no second copy of them
   bool broadcast_buffers = true;         // rank 0's buffers on all ranks before each forward
   bool init_sync = true;                 // start from rank 0's parameters and buffers
-  bool static_graph = false;  // every step uses the same parameters, equally often: unused and reused ones are learnt
+  // Every step uses the same parameters, equally often: unused and reused ones are learnt in the first backward.
+  bool static_graph = false;
 };
 
 namespace parallel {
 class DdpState;
 }
 
-// While it lives, backward leaves gradients on this rank, where they add up; the next one outside averages the sum.
+// While it lives, backward leaves gradients on this rank, where they add up; the next one outside averages the sum. The
+// first backward of a static_graph averages here too; averaged again they stay what they are, so the sum is the same.
 class NoSync {
  public:
   explicit NoSync(std::shared_ptr<parallel::DdpState> state);
@@ -63,8 +65,12 @@ class DistributedDataParallelBase : public WrapperModule {
   // Runs `loop`, an epoch over this rank's batches, and then takes part in the steps of ranks that have more of them,
   // with gradients of zero. At the end every rank has the model of a rank that was last. Every rank calls it. What
   // `loop` throws passes at once. PyTorch: join(), whose divide_by_initial_world_size is true unless said otherwise.
-  // Errors: those of Join; c10::NotImplementedError with static_graph or a parameter whose gradient is sparse;
-  // c10::Error inside another join(), or when in one step only some ranks are in a NoSync.
+  // Each forward in `loop` that records a graph is a step, and has one backward of its own before the next one: two
+  // forwards for one backward, or one without, end in a c10::DistError; evaluate under torch::NoGradGuard. The
+  // optimizer of a rank that ended early missed steps: give it the state of a rank that did not (docs/ddp.md), or make
+  // a new one. Errors: those of Join; c10::NotImplementedError with static_graph, with a parameter whose gradient is
+  // sparse, or where a context_parallel in `loop` splits buffers of the module and broadcast_buffers is on; c10::Error
+  // inside another join(), or when in one step only some ranks are in a NoSync.
   void join(const std::function<void()>& loop, const JoinOptions& options = {});
 
   // Only what changes nothing. Errors: c10::ValueError, as the buckets hold gradients of the old kind: convert the

@@ -7,7 +7,8 @@
 //   fsdp::load_state_dict(*model, whole, {.broadcast_from_rank0 = true});   // rank 0 alone has them
 //
 // Names are those of PyTorch: wrapping changes none, parameters and buffers of a module come before those of its
-// children, and a tied parameter appears under each of its names. "Rank 0" is the first rank of the module's mesh.
+// children, and a tied parameter appears under each of its names. "Rank 0" is the first rank of the module's mesh. A
+// module that is not sharded, also one in a DistributedDataParallel, has none: every rank counts as rank 0 then.
 // PyTorch: get_model_state_dict, set_model_state_dict, StateDictOptions. See docs/state_dict.md.
 #include <fsdp/version.h>
 #include <torch/nn/module.h>
@@ -21,7 +22,8 @@ namespace fsdp {
 
 using StateDict = torch::OrderedDict<std::string, at::Tensor>;
 
-// Parameters and buffers, detached: writes to either side are seen on the other. Never communicates.
+// Parameters and buffers, detached: writes to either side are seen on the other. Never communicates. Errors, here and
+// below: c10::Error for a buffer that a context_parallel splits.
 [[nodiscard]] StateDict state_dict(const torch::nn::Module& module);
 
 struct LoadStateDictOptions {

@@ -18,14 +18,17 @@ struct JoinCase {
   std::vector<int64_t> num_batches;  // of each rank
   JoinOptions join = {};
   bool find_unused_parameters = false;
+  OptimizerFactory make_optimizer = sgd();
+  int num_epochs = 1;
 };
 
 std::shared_ptr<TestNet> trained_by_one_process(const JoinCase& test) {
   const auto net = net_of<Mlp>()();
-  const auto optimizer = sgd()(net->parameters());
+  const auto optimizer = test.make_optimizer(net->parameters());
   const auto num_ranks = static_cast<int64_t>(test.num_batches.size());
   const auto num_steps = *std::max_element(test.num_batches.begin(), test.num_batches.end());
-  for (int64_t step = 0; step < num_steps; ++step) {
+  for (int64_t i = 0; i < test.num_epochs * num_steps; ++i) {
+    const auto step = i % num_steps;
     const auto num_active =
         std::count_if(test.num_batches.begin(), test.num_batches.end(), [step](int64_t n) { return step < n; });
     const auto divisor = test.join.divide_by_initial_world_size ? num_ranks : num_active;
@@ -37,22 +40,41 @@ std::shared_ptr<TestNet> trained_by_one_process(const JoinCase& test) {
   return net;
 }
 
-void expect_joined_as_one_process(const JoinCase& test) {
+// An optimizer that missed steps goes on with the state of one that made them all.
+void hand_state_on(const RankContext& rank, const JoinCase& test, int epoch, torch::optim::Optimizer& optimizer) {
+  const auto key = c10::str("state after epoch ", epoch);
+  const auto most = std::max_element(test.num_batches.begin(), test.num_batches.end()) - test.num_batches.begin();
+  std::stringstream bytes;
+  if (rank.rank() == most) {
+    torch::save(optimizer, bytes);
+    const auto text = bytes.str();
+    rank.store->set(key, std::vector<uint8_t>(text.begin(), text.end()));
+    return;
+  }
+  const auto saved = rank.store->get(key);
+  bytes.str(std::string(saved.begin(), saved.end()));
+  torch::load(optimizer, bytes);
+}
+
+void expect_joined_as_one_process(const JoinCase& test, double tolerance = kClose) {
   run_on_ranks(static_cast<int>(test.num_batches.size()), [&](const RankContext& rank) {
     const auto net = net_of<Mlp>()();
     DistributedDataParallel ddp(
         net, {.mesh = rank.mesh, .bucket_cap_mb = 1e-6, .find_unused_parameters = test.find_unused_parameters});
-    const auto optimizer = sgd()(ddp->parameters());
-    ddp->join(
-        [&] {
-          for (int64_t step = 0; step < test.num_batches[rank.rank()]; ++step) {
-            ddp->forward(join_batch(step, rank.rank())).square().mean().backward();
-            optimizer->step();
-            optimizer->zero_grad();
-          }
-        },
-        test.join);
-    EXPECT_LE(difference(trained_by_one_process(test)->parameters(), net->parameters()), kClose);
+    const auto optimizer = test.make_optimizer(ddp->parameters());
+    for (int epoch = 0; epoch < test.num_epochs; ++epoch) {
+      ddp->join(
+          [&] {
+            for (int64_t step = 0; step < test.num_batches[rank.rank()]; ++step) {
+              ddp->forward(join_batch(step, rank.rank())).square().mean().backward();
+              optimizer->step();
+              optimizer->zero_grad();
+            }
+          },
+          test.join);
+      hand_state_on(rank, test, epoch, *optimizer);
+    }
+    EXPECT_LE(difference(trained_by_one_process(test)->parameters(), net->parameters()), tolerance);
   });
 }
 
@@ -65,6 +87,13 @@ TEST(DdpJoin, UnequalBatchesAsOneProcess) {  // behaviours 153
     expect_joined_as_one_process({{2, 2}, join});
     expect_joined_as_one_process({{1, 4}, join, /*find_unused_parameters=*/true});
   }
+}
+
+TEST(DdpJoin, OptimizersThatMissedStepsTakeTheStateOfAnother) {
+  const OptimizerFactory adamw = [](std::vector<at::Tensor> parameters) {
+    return std::make_unique<torch::optim::AdamW>(std::move(parameters), torch::optim::AdamWOptions(0.01));
+  };
+  expect_joined_as_one_process({.num_batches = {1, 3}, .make_optimizer = adamw, .num_epochs = 3}, /*tolerance=*/1e-5);
 }
 
 TEST(DdpJoin, ThenTrainsOn) {

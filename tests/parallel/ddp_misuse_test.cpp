@@ -112,7 +112,7 @@ TEST(DdpMisuse, WeightsFromRank0Alone) {
     torch::optim::SGD optimizer(ddp->parameters(), 0.1);
     const auto state = full_optimizer_state_dict(*ddp, optimizer);
     EXPECT_CONTAINS(error_of<c10::ValueError>([&] { load_optimizer_state_dict(*ddp, optimizer, state, from_rank0); }),
-                    "in a DistributedDataParallel, load on every rank");
+                    "in a DistributedDataParallel, on every rank");
     EXPECT_TRUE(load_state_dict(*ddp, whole).missing_keys.empty());
   });
 }
