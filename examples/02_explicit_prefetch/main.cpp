@@ -66,31 +66,32 @@ void teach() {
   const lesson::ModelArgs args{.num_layers = 4, .dropout = 0.0};
 
   Trainer implicit(make_sharded(args, mesh));
-  Trainer explicit_(make_sharded(args, mesh));
-  set_prefetch(explicit_.model);
+  Trainer told_by_lists(make_sharded(args, mesh));
+  set_prefetch(told_by_lists.model);
 
   torch::manual_seed(1 + fsdp::rank());  // each rank has its own batches
   for (int step = 0; step < kNumSteps; ++step) {
-    const auto before = fsdp::memory_stats(*explicit_.model).num_all_gathers;
+    const auto before = fsdp::memory_stats(*told_by_lists.model).num_all_gathers;
     // The root's gather runs while the batch is made.
-    auto handle = fsdp::FSDPModule::of(*explicit_.model).unshard(/*async_op=*/true);
+    auto handle = fsdp::FSDPModule::of(*told_by_lists.model).unshard(/*async_op=*/true);
     const auto tokens = torch::randint(args.vocab_size, {kBatchSize, args.max_seq_len});
     handle.wait();  // the first use would wait too
-    const double told = explicit_.step(tokens);
+    const double told = told_by_lists.step(tokens);
     const double learnt = implicit.step(tokens);
-    const auto num_gathers = fsdp::memory_stats(*explicit_.model).num_all_gathers - before;
+    const auto num_gathers = fsdp::memory_stats(*told_by_lists.model).num_all_gathers - before;
     if (fsdp::rank() == 0)
       std::cout << "step " << step << "  learnt order: " << learnt << "  explicit lists: " << told
                 << "  gathers: " << num_gathers << std::endl;
     require(std::abs(told - learnt) <= 1e-4 * std::max(1.0, std::abs(learnt)), "prefetching changes no value");
     require(num_gathers <= 2 * (args.num_layers + 1), "no group is gathered more than twice in a step");
   }
-  require(fsdp::world_size() == 1 || explicit_.bytes_in_flight > implicit.bytes_in_flight,
+  require(fsdp::world_size() == 1 || told_by_lists.bytes_in_flight > implicit.bytes_in_flight,
           "looking further ahead costs memory");
-  if (fsdp::rank() == 0)
+  if (fsdp::rank() == 0) {
     std::cout << "lesson 2 done: " << kNumAhead << " layers ahead over " << fsdp::world_size()
-              << " ranks, bytes in flight at most " << explicit_.bytes_in_flight << ", learnt order "
+              << " ranks, bytes in flight at most " << told_by_lists.bytes_in_flight << ", learnt order "
               << implicit.bytes_in_flight << std::endl;
+  }
   fsdp::destroy_process_group();
 }
 

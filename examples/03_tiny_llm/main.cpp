@@ -59,11 +59,12 @@ void train(const Options& options) {
     require(is_shard(fsdp::DTensor(parameter).placements().back()), "parameters are sharded over the last mesh dim");
   }
   const auto stats = fsdp::memory_stats(*model);
-  if (fsdp::rank() == 0)
+  if (fsdp::rank() == 0) {
     std::cout << "lesson 3 done: " << options.replicas << " replica(s) x " << mesh.size(mesh.ndim() - 1)
               << " shards, loss " << first << " -> " << last << ", resting " << stats.parameters.current
               << " bytes of fp32 shards a rank, at most " << stats.gathered.peak << " bytes of bf16 gathered"
               << std::endl;
+  }
 }
 
 }  // namespace

@@ -72,10 +72,11 @@ void train(const Options& options) {
     const double whole = fsdp::token_mean(loss_sum(plain(x), targets), targets.numel(), all);
     require(std::abs(whole - first) < 1e-4, "the first loss is that of the whole sequence on one rank");
   }
-  if (fsdp::rank() == 0)
+  if (fsdp::rank() == 0) {
     std::cout << "lesson 6 done: " << options.seq_len << " tokens a sequence, " << options.seq_len / options.cp
               << " of them a rank, " << mesh.size(0) << " x " << options.cp << " ranks, loss " << first << " -> "
               << last << std::endl;
+  }
 }
 
 }  // namespace
