@@ -56,10 +56,8 @@ at::Tensor context_parallel_unshard(const at::Tensor& local, const DeviceMesh& m
 
   const auto longest = shards.max_rows();
   const auto rows = dtensor::padded_rows(local.detach().movedim(dim, 0), longest);  // [longest, ...]
-  auto sizes = rows.sizes().vec();
-  sizes.front() = longest * num_ranks;
-  const auto gathered = rows.new_empty(sizes);
-  comm::all_gather(gathered.view({-1}), rows.view({-1}), mesh.get_group(), "parts of a sequence").wait();
+  const auto gathered = dtensor::empty_rows(rows, num_ranks);
+  comm::all_gather(gathered, rows, mesh.get_group(), "parts of a sequence").wait();
   std::vector<at::Tensor> parts;
   for (int64_t r = 0; r < num_ranks; ++r) parts.push_back(gathered.narrow(0, r * longest, shards.num_rows(r)));
   const auto order = restore_index(length, num_ranks, split).to(local.device());

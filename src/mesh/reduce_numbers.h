@@ -13,4 +13,9 @@ namespace fsdp {
 [[nodiscard]] std::vector<double> reduce_numbers(const std::vector<double>& numbers, const DeviceMesh& mesh,
                                                  const std::string& intent, c10d::ReduceOp::RedOpType op);
 
+// The same without meeting, where all ranks are sure to come, as in every step of a training loop. `what`: for
+// messages.
+[[nodiscard]] std::vector<double> reduce_numbers_at_once(const std::vector<double>& numbers, const DeviceMesh& mesh,
+                                                         const std::string& what, c10d::ReduceOp::RedOpType op);
+
 }  // namespace fsdp

@@ -55,7 +55,7 @@ std::optional<ContextParallel> World::split_sequences(torch::nn::Module& module,
 
 std::vector<double> World::sum(const std::vector<double>& values) const {
   if (is_alone()) return values;
-  return reduce_numbers(values, mesh_, "add up numbers of the training loop", c10d::ReduceOp::SUM);
+  return reduce_numbers_at_once(values, mesh_, "numbers of the training loop", c10d::ReduceOp::SUM);
 }
 
 std::vector<double> World::mean(const std::vector<double>& values) const {
